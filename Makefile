@@ -1,0 +1,24 @@
+# `make demo` and `make test` do all the set-up on a machine with Python 3.11; a second call starts at once.
+PYTHON ?= python3.11
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m pytest -q tests
+
+lint: $(READY)
+	$(BIN)/python -m ruff check .
+
+$(READY): requirements.txt setup.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf .venv

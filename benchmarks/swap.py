@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+
+"""
+The swap: learn2learn's MAML loop on Omniglot, in which only the constructor differs.
+
+    python benchmarks/swap.py --data ROOT                    # every method, three seeds
+    python benchmarks/swap.py --data ROOT --methods niw      # one method
+    python benchmarks/swap.py --report                       # the table from what has been run
+
+A run that was stopped goes on where it was; a finished one is not run again.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn, optim
+from tqdm import tqdm
+
+from l2l_niw import NIW
+
+import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
+
+RESULTS = Path(__file__).parent / "results" / "swap"
+MISSING = """\
+No Omniglot under {root}: looked for {folder}/<alphabet>/<character>/*.png.
+Get it with either of
+    python -c "import l2l_niw, torchvision.datasets as d; \
+[d.Omniglot('{root}', background=b, download=True) for b in (True, False)]"
+    or unpack images_background.zip and images_evaluation.zip of github.com/brendenlake/omniglot there,
+then call this script with --data {root} (or set L2L_NIW_DATA)."""
+
+METHODS = {
+    "MAML": lambda model, lr: l2l.algorithms.MAML(model, lr=lr),
+    "FO-MAML": lambda model, lr: l2l.algorithms.MAML(model, lr=lr, first_order=True),
+    "NIW": lambda model, lr: NIW(model, lr=lr),
+}
+
+
+def load_characters(root, part):
+    """Every drawing of one half of Omniglot: ink of shape (drawings, 1, 28, 28), and labels."""
+    folder = Path(root) / "omniglot-py" / f"images_{part}"
+    characters = sorted(p for p in folder.glob("*/*") if p.is_dir())
+    if not characters:
+        sys.exit(MISSING.format(root=root, folder=folder))
+    cache = Path(root) / f"omniglot28_{part}.pt"
+    if cache.exists():
+        return torch.load(cache, weights_only=True)
+    images, labels = [], []
+    for label, character in enumerate(tqdm(characters, desc=f"reading {part}")):
+        for path in sorted(character.glob("*.png")):
+            small = Image.open(path).convert("L").resize((28, 28), Image.Resampling.LANCZOS)
+            images.append(1.0 - torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255.0)
+            labels.append(label)
+    data = torch.stack(images).unsqueeze(1), torch.tensor(labels)
+    torch.save(data, cache)
+    return data
+
+
+def taskset(data, ways, shots, queries):
+    """learn2learn's task dataset over drawings held in memory."""
+    dataset = l2l.data.MetaDataset(torch.utils.data.TensorDataset(*data))
+    transforms = [
+        l2l.data.transforms.NWays(dataset, n=ways),
+        l2l.data.transforms.KShots(dataset, k=shots + queries),
+        l2l.data.transforms.LoadData(dataset),
+        l2l.data.transforms.RemapLabels(dataset),
+        l2l.data.transforms.ConsecutiveLabels(dataset),
+    ]
+    return l2l.data.TaskDataset(dataset, task_transforms=transforms)
+
+
+def split(task, ways, shots, queries):
+    """Support and query of one task, whose classes come one after the other."""
+    x, y = task
+    support = torch.arange(ways * (shots + queries)).reshape(ways, -1)[:, :shots].flatten()
+    rest = torch.arange(ways * (shots + queries)).reshape(ways, -1)[:, shots:].flatten()
+    return x[support], y[support], x[rest], y[rest]
+
+
+def fast_adapt(task, learner, loss, steps, ways, shots, queries):
+    """learn2learn's inner loop."""
+    x_support, y_support, x_query, y_query = split(task, ways, shots, queries)
+    for _ in range(steps):
+        learner.adapt(loss(learner(x_support), y_support))
+    predictions = learner(x_query)
+    return loss(predictions, y_query), l2l.utils.accuracy(predictions, y_query)
+
+
+def predict(wrapper, task, loss, config, samples):
+    """Predictive probabilities on the query: one network's, or the average over the posterior's."""
+    shape = config["ways"], config["shots"], config["queries"]
+    x_support, y_support, x_query, y_query = split(task, *shape)
+    learner = wrapper.clone()
+    for _ in range(config["steps"]):
+        learner.adapt(loss(learner(x_support), y_support))
+    with torch.no_grad():
+        if isinstance(wrapper, NIW):
+            outputs = learner.posterior().predict(x_query, samples=samples)
+            return outputs.softmax(-1).mean(0), y_query
+        return learner(x_query).softmax(-1), y_query
+
+
+def evaluate(wrapper, tasks, loss, config, samples):
+    """Accuracy with its 95% interval over tasks, ECE (20 bins), NLL and Brier score."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    seed_everything(config["test_seed"])
+    probabilities, labels = [], []
+    for _ in tqdm(range(config["test_tasks"]), desc="test", leave=False):
+        p, y = predict(wrapper, tasks.sample(), loss, config, samples)
+        probabilities.append(p)
+        labels.append(y)
+    per_task = torch.stack([(p.argmax(-1) == y).float().mean() for p, y in zip(probabilities, labels)])
+    p, y = torch.cat(probabilities), torch.cat(labels)
+    onehot = nn.functional.one_hot(y, config["ways"]).float()
+    return {
+        "accuracy": per_task.mean().item(),
+        "accuracy_ci": 1.96 * per_task.std().item() / len(per_task) ** 0.5,
+        "ece": multiclass_calibration_error(p, y, config["ways"], n_bins=20).item(),
+        "confidence": p.amax(-1).mean().item(),
+        "nll": nn.functional.nll_loss(p.clamp_min(1e-12).log(), y).item(),
+        "brier": (p - onehot).square().sum(-1).mean().item(),
+    }
+
+
+def seed_everything(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def train(method, seed, tasks, config, checkpoint, build=None):
+    """learn2learn's outer loop, from the last checkpoint on; returns the wrapper and its log."""
+    seed_everything(seed)
+    model = l2l.vision.models.OmniglotCNN(config["ways"], hidden_size=config["filters"])
+    wrapper = (build or METHODS[method])(model, config["fast_lr"])
+    opt = optim.Adam(wrapper.parameters(), config["meta_lr"])
+    loss = nn.CrossEntropyLoss(reduction="mean")
+    shape = config["ways"], config["shots"], config["queries"]
+    log, seconds, start = [], 0.0, 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=False)
+        wrapper.load_state_dict(state["wrapper"])
+        opt.load_state_dict(state["opt"])
+        log, seconds, start = state["log"], state["seconds"], state["iteration"]
+        random.setstate(state["random"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+
+    bar = tqdm(range(start, config["iterations"]), initial=start, total=config["iterations"],
+               desc=f"{method} seed {seed}", mininterval=5)
+    for iteration in bar:
+        began = time.perf_counter()
+        opt.zero_grad()
+        error, accuracy = 0.0, 0.0
+        for _ in range(config["meta_batch"]):
+            learner = wrapper.clone()
+            task_error, task_accuracy = fast_adapt(tasks.sample(), learner, loss, config["steps"], *shape)
+            task_error.backward()
+            error += task_error.item() / config["meta_batch"]
+            accuracy += task_accuracy.item() / config["meta_batch"]
+        for p in wrapper.parameters():
+            p.grad.data.mul_(1.0 / config["meta_batch"])
+        opt.step()
+        seconds += time.perf_counter() - began
+        log.append((round(error, 4), round(accuracy, 4)))
+        bar.set_postfix(loss=f"{np.mean(log[-50:], 0)[0]:.3f}", acc=f"{np.mean(log[-50:], 0)[1]:.3f}")
+        if (iteration + 1) % 100 == 0:
+            torch.save({"wrapper": wrapper.state_dict(), "opt": opt.state_dict(), "log": log,
+                        "seconds": seconds, "iteration": iteration + 1, "random": random.getstate(),
+                        "numpy": np.random.get_state(), "torch": torch.get_rng_state()}, checkpoint)
+    return wrapper, loss, log, seconds
+
+
+def run(method, seed, root, config, samples, results, build=None):
+    """Trains and scores one method with one seed, unless its result is there already."""
+    path = results / f"{method}-{seed}.json"
+    if path.exists():
+        return
+    results.mkdir(parents=True, exist_ok=True)
+    checkpoint = results / f"{method}-{seed}.pt"
+    shape = config["ways"], config["shots"], config["queries"]
+    train_tasks = taskset(load_characters(root, "background"), *shape)
+    test_tasks = taskset(load_characters(root, "evaluation"), *shape)
+    wrapper, loss, log, seconds = train(method, seed, train_tasks, config, checkpoint, build)
+    result = {
+        "method": method, "seed": seed, "config": config, "seconds": round(seconds, 1),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread, "
+                   f"torch {torch.__version__}",
+        "test": evaluate(wrapper, test_tasks, loss, config, samples),
+        "train": evaluate(wrapper, train_tasks, loss, config, samples),
+        "curve": [list(np.round(np.mean(log[i:i + 50], 0), 4)) for i in range(0, len(log), 50)],
+    }
+    if isinstance(wrapper, NIW):
+        result["diagnostics"] = wrapper.diagnostics()
+    path.write_text(json.dumps(result, indent=1))
+    checkpoint.unlink(missing_ok=True)
+    print(method, seed, result["test"])

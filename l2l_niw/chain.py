@@ -1,0 +1,68 @@
+"""The Langevin chain of one episode (Sec. 3, "Quadratic approximation of episodic loss via SGLD")."""
+
+from dataclasses import dataclass, replace
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+
+def noise_variance(lr: float, temperature: float, n: int) -> float:
+    """The variance that one step's noise adds: 2 lr T / n."""
+    return 2.0 * lr * temperature / n
+
+
+def langevin_step(theta: Tensor, gradient: Tensor, lr: float, temperature: float, n: int) -> Tensor:
+    """
+    **Description**
+
+    One Langevin step on l_i = n * loss at temperature T, in units of the mean loss:
+
+    $$\\theta \\gets \\theta - lr\\,\\nabla loss + \\sqrt{2\\,lr\\,T / n}\\;\\xi, \\qquad \\xi \\sim N(0, I).$$
+
+    Its drift is MAML's step. For small lr the stationary law is exp(-l_i / T).
+
+    **References**
+
+    1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
+    """
+    theta = torch.sub(theta, gradient, alpha=lr)
+    variance = noise_variance(lr, temperature, n)
+    return theta.add_(torch.randn_like(theta), alpha=variance**0.5) if variance else theta
+
+
+@dataclass(frozen=True)
+class Chain:
+    """
+    **Description**
+
+    The state of a chain and the running moments of its kept iterates (Welford), O(d) whatever the
+    number of steps. Until the burn-in is over the last iterate alone is kept.
+
+    States are never written to: a query loss that was computed after an earlier step keeps its own.
+    """
+
+    theta: Tensor
+    mean: Optional[Tensor] = None
+    m2: Optional[Tensor] = None
+    kept: int = 0
+    steps: int = 0
+
+    def append(self, theta: Tensor, burn_in: int) -> "Chain":
+        """The chain after one more iterate."""
+        steps = self.steps + 1
+        if steps <= burn_in + 1:
+            return Chain(theta, theta, None, 1, steps)
+        kept = self.kept + 1
+        delta = theta - self.mean
+        mean = torch.add(self.mean, delta, alpha=1.0 / kept)
+        m2 = delta * (theta - mean) if self.m2 is None else torch.addcmul(self.m2, delta, theta - mean)
+        return replace(self, theta=theta, mean=mean, m2=m2, kept=kept, steps=steps)
+
+    def variance(self, pseudo: float) -> Tensor:
+        """
+        The variance of the kept iterates, with one pseudo-observation of variance `pseudo`: the
+        paper's regulariser. It vanishes as the chain grows, and is all there is for one iterate.
+        """
+        spread = torch.zeros_like(self.theta) if self.m2 is None else self.m2
+        return (spread + pseudo) / self.kept

@@ -1,0 +1,126 @@
+"""Where A, the curvature of an episode's loss, comes from: strategies chosen by name."""
+
+from typing import Optional, Sequence, Union
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from l2l_niw.chain import Chain
+from l2l_niw.errors import ArgumentError, ChainError
+
+LIKELIHOODS = ("categorical", "gaussian")
+
+
+class SGLD:
+    """
+    **Description**
+
+    The paper's estimate: the precision of the chain's kept iterates. The chain is noisy, since its
+    spread is all that speaks of curvature, and a chain at temperature T yields that of l_i / T.
+    """
+
+    noisy = True
+    needs_outputs = False
+
+    def observe(self, outputs: Optional[Tensor], weights: Sequence[Tensor]) -> None:
+        """Nothing to see before a step: the iterates themselves tell."""
+
+    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
+        return 1.0 / chain.variance(pseudo)
+
+    def offset(self, chain: Chain, a: Tensor) -> Tensor:
+        """The chain's own deviation from its mean stands for the posterior's."""
+        return chain.theta - chain.mean
+
+
+class GGN:
+    """
+    **Description**
+
+    The diagonal of the Gauss-Newton matrix of l_i / T, which for these likelihoods is the Fisher
+    information. Labels are sampled from the network's own outputs and their summed negative
+    log-likelihood is back-propagated through the graph of the last forward: the squared gradient has
+    the diagonal as its expectation, since the scores of n data are independent with mean zero.
+    It is averaged over the chain's steps. The chain runs without noise.
+
+    **Arguments**
+
+    * **likelihood** (str, *optional*, default='categorical') - What the outputs parametrise:
+        'categorical', logits on the last dimension, or 'gaussian', means.
+    * **noise** (float, *optional*, default=1.0) - The Gaussian's standard deviation.
+    * **samples** (int, *optional*, default=1) - Labels sampled a step, one backward each. None
+        sums over all outputs instead and gives the exact diagonal, at one backward an output.
+    """
+
+    noisy = False
+    needs_outputs = True
+
+    def __init__(self, likelihood: str = "categorical", noise: float = 1.0, samples: Optional[int] = 1):
+        if likelihood not in LIKELIHOODS:
+            raise ArgumentError(f"likelihood must be one of {LIKELIHOODS}, got {likelihood!r}.")
+        if not noise > 0:
+            raise ArgumentError(f"noise must be positive, got {noise}.")
+        if samples is not None and samples < 1:
+            raise ArgumentError(f"samples must be at least 1, or None for the exact diagonal, got {samples}.")
+        self.likelihood, self.noise, self.samples = likelihood, noise, samples
+
+    def observe(self, outputs: Optional[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """The diagonal for the data behind `outputs`, flat over `weights`."""
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad:
+            raise ChainError(
+                "curvature='ggn' needs the outputs behind the loss: call the learner itself on the support "
+                "(`learner(x)`, one tensor out) before adapt(loss), or choose curvature='sgld'."
+            )
+        scores = self._sampled(outputs) if self.samples else self._square_root(outputs)
+        total = 0.0
+        for score in scores:
+            gradients = torch.autograd.grad(
+                outputs, weights, grad_outputs=score, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            total = total + torch.cat([g.flatten() for g in gradients]).square()
+        return total / (self.samples or 1)
+
+    def _sampled(self, outputs: Tensor):
+        """d(-log p(label | outputs)) / d(outputs) for sampled labels."""
+        for _ in range(self.samples):
+            if self.likelihood == "gaussian":
+                yield torch.randn_like(outputs) / self.noise
+            else:
+                p = outputs.detach().softmax(-1)
+                labels = torch.distributions.Categorical(probs=p).sample()
+                yield p - F.one_hot(labels, p.shape[-1]).to(p.dtype)
+
+    def _square_root(self, outputs: Tensor):
+        """Columns of a square root of the Hessian in the outputs, one datum and one output each."""
+        p = outputs.detach().softmax(-1)
+        for index in range(outputs.numel()):
+            score = torch.zeros_like(p)
+            if self.likelihood == "gaussian":
+                score.view(-1)[index] = 1.0 / self.noise
+            else:
+                row, k = divmod(index, p.shape[-1])
+                onehot = F.one_hot(torch.tensor(k), p.shape[-1]).to(p)
+                probabilities = p.reshape(-1, p.shape[-1])[row]
+                score.view(-1, p.shape[-1])[row] = probabilities[k].sqrt() * (onehot - probabilities)
+            yield score
+
+    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
+        return observed / chain.steps / temperature
+
+    def offset(self, chain: Chain, a: Tensor) -> Tensor:
+        """The chain has no noise, so the posterior's draw takes its own."""
+        return torch.randn_like(a) / a.sqrt()
+
+
+Curvature = Union[SGLD, GGN]
+STRATEGIES = {"sgld": SGLD, "ggn": GGN}
+
+
+def make_curvature(curvature: Union[str, Curvature]) -> Curvature:
+    """A strategy from its name, or the strategy itself."""
+    if isinstance(curvature, str):
+        if curvature not in STRATEGIES:
+            raise ArgumentError(f"curvature must be one of {tuple(STRATEGIES)} or a strategy, got {curvature!r}.")
+        return STRATEGIES[curvature]()
+    return curvature

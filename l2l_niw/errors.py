@@ -1,0 +1,25 @@
+"""What can go wrong, named for what the user did."""
+
+
+class NIWError(Exception):
+    """Base class of every error that l2l_niw raises on purpose."""
+
+
+class ArgumentError(NIWError, ValueError):
+    """An argument is outside its domain."""
+
+
+class ModelError(NIWError, TypeError):
+    """A model's parameters cannot be random variables."""
+
+
+class LossError(NIWError, RuntimeError):
+    """A loss cannot be used for a step: not a finite scalar with a graph to the learner's weights."""
+
+
+class ChainError(NIWError, RuntimeError):
+    """A call that needs a chain was made on an object that has none, or too short a one."""
+
+
+class CheckpointError(NIWError, RuntimeError):
+    """A state dict belongs to another model or to another reading of the Wishart."""

@@ -1,0 +1,81 @@
+"""A model's random weights as one flat vector, and back."""
+
+from functools import reduce
+from typing import Dict, List, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from l2l_niw.errors import ModelError
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raises where a model's parameters cannot be real random variables held in one vector."""
+    parameters = dict(model.named_parameters())
+    for name, p in parameters.items():
+        if not p.is_floating_point():
+            raise ModelError(
+                f"model: parameter '{name}' is {p.dtype}, but weights must be real numbers. "
+                "Register it as a buffer, or split it into real tensors."
+            )
+    if not any(p.requires_grad for p in parameters.values()):
+        raise ModelError(
+            "model has no trainable parameter, so there is nothing to infer. "
+            "Call requires_grad_(True) on the layers that tasks should adapt."
+        )
+    devices = {p.device for p in parameters.values()}
+    if len(devices) > 1:
+        raise ModelError(f"model is spread over {sorted(map(str, devices))}; move it to one device first.")
+
+
+class Layout:
+    """
+    **Description**
+
+    Which parameters of a model are random (those that require gradients), in the order and the
+    shapes in which they stand in the flat vector. A shared parameter stands there once.
+    """
+
+    def __init__(self, model: nn.Module):
+        random = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names: List[str] = [name for name, _ in random]
+        self.shapes: List[torch.Size] = [p.shape for _, p in random]
+        self.dtypes: List[torch.dtype] = [p.dtype for _, p in random]
+        self.sizes: List[int] = [p.numel() for _, p in random]
+        self.d = sum(self.sizes)
+        self.dtype = reduce(torch.promote_types, self.dtypes, torch.float32)
+
+    def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One vector, in float32 at least: chains and closed forms are no work for half precision."""
+        return torch.cat([t.reshape(-1) for t in tensors]).to(self.dtype)
+
+    def split(self, flat: Tensor) -> List[Tensor]:
+        """Views of the flat vector in the parameters' shapes, cast where dtypes are mixed."""
+        parts = zip(flat.split(self.sizes), self.shapes, self.dtypes)
+        return [part.view(shape).to(dtype) for part, shape, dtype in parts]
+
+    def named(self, flat: Tensor) -> Dict[str, Tensor]:
+        return dict(zip(self.names, self.split(flat)))
+
+
+Slot = Tuple[nn.Module, str, int]
+
+
+def find_slots(module: nn.Module, layout: Layout) -> List[Slot]:
+    """Every place in a module that holds a random weight; a shared weight has several."""
+    index = {id(p): layout.names.index(name) for name, p in module.named_parameters() if name in layout.names}
+    return [
+        (owner, key, index[id(p)])
+        for owner in module.modules()
+        for key, p in owner._parameters.items()
+        if p is not None and id(p) in index
+    ]
+
+
+def put(slots: Sequence[Slot], tensors: Sequence[Tensor]) -> None:
+    """Writes weights into a cloned module, keeping their graph."""
+    for owner, key, i in slots:
+        owner._parameters[key] = tensors[i]
+    for owner in {id(owner): owner for owner, _, _ in slots}.values():
+        if hasattr(owner, "_flat_weights_names"):  # RNNs read their weights from a list of their own
+            owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]

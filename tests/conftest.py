@@ -1,0 +1,22 @@
+import l2l_niw  # noqa: F401  before learn2learn, which needs its help on CPU-only builds
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("l2l_niw", deadline=None, derandomize=True)
+settings.load_profile("l2l_niw")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def double():
+    """Float64 for the tests that prove mathematics."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
