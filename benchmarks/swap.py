@@ -30,6 +30,10 @@ from l2l_niw import NIW
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
 RESULTS = Path(__file__).parent / "results" / "swap"
+CONFIG = {
+    "ways": 5, "shots": 1, "queries": 5, "filters": 32, "steps": 5, "fast_lr": 0.4, "meta_lr": 0.003,
+    "meta_batch": 8, "iterations": 1500, "test_tasks": 2000, "test_seed": 12345, "samples": 10,
+}
 MISSING = """\
 No Omniglot under {root}: looked for {folder}/<alphabet>/<character>/*.png.
 Get it with either of
@@ -75,7 +79,7 @@ def taskset(data, ways, shots, queries):
         l2l.data.transforms.RemapLabels(dataset),
         l2l.data.transforms.ConsecutiveLabels(dataset),
     ]
-    return l2l.data.TaskDataset(dataset, task_transforms=transforms)
+    return l2l.data.Taskset(dataset, task_transforms=transforms)
 
 
 def split(task, ways, shots, queries):
@@ -95,7 +99,7 @@ def fast_adapt(task, learner, loss, steps, ways, shots, queries):
     return loss(predictions, y_query), l2l.utils.accuracy(predictions, y_query)
 
 
-def predict(wrapper, task, loss, config, samples):
+def predict(wrapper, task, loss, config):
     """Predictive probabilities on the query: one network's, or the average over the posterior's."""
     shape = config["ways"], config["shots"], config["queries"]
     x_support, y_support, x_query, y_query = split(task, *shape)
@@ -104,19 +108,19 @@ def predict(wrapper, task, loss, config, samples):
         learner.adapt(loss(learner(x_support), y_support))
     with torch.no_grad():
         if isinstance(wrapper, NIW):
-            outputs = learner.posterior().predict(x_query, samples=samples)
+            outputs = learner.posterior().predict(x_query, samples=config["samples"])
             return outputs.softmax(-1).mean(0), y_query
         return learner(x_query).softmax(-1), y_query
 
 
-def evaluate(wrapper, tasks, loss, config, samples):
+def evaluate(wrapper, tasks, loss, config):
     """Accuracy with its 95% interval over tasks, ECE (20 bins), NLL and Brier score."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     seed_everything(config["test_seed"])
     probabilities, labels = [], []
     for _ in tqdm(range(config["test_tasks"]), desc="test", leave=False):
-        p, y = predict(wrapper, tasks.sample(), loss, config, samples)
+        p, y = predict(wrapper, tasks.sample(), loss, config)
         probabilities.append(p)
         labels.append(y)
     per_task = torch.stack([(p.argmax(-1) == y).float().mean() for p, y in zip(probabilities, labels)])
@@ -181,7 +185,7 @@ def train(method, seed, tasks, config, checkpoint, build=None):
     return wrapper, loss, log, seconds
 
 
-def run(method, seed, root, config, samples, results, build=None):
+def run(method, seed, root, config, results, build=None):
     """Trains and scores one method with one seed, unless its result is there already."""
     path = results / f"{method}-{seed}.json"
     if path.exists():
@@ -196,8 +200,7 @@ def run(method, seed, root, config, samples, results, build=None):
         "method": method, "seed": seed, "config": config, "seconds": round(seconds, 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread, "
                    f"torch {torch.__version__}",
-        "test": evaluate(wrapper, test_tasks, loss, config, samples),
-        "train": evaluate(wrapper, train_tasks, loss, config, samples),
+        "test": evaluate(wrapper, test_tasks, loss, config),
         "curve": [list(np.round(np.mean(log[i:i + 50], 0), 4)) for i in range(0, len(log), 50)],
     }
     if isinstance(wrapper, NIW):
@@ -205,3 +208,63 @@ def run(method, seed, root, config, samples, results, build=None):
     path.write_text(json.dumps(result, indent=1))
     checkpoint.unlink(missing_ok=True)
     print(method, seed, result["test"])
+
+
+def table(results):
+    """Markdown: means over seeds, with the standard error of the mean."""
+    rows = ["| method | seeds | accuracy % | ECE % | NLL | Brier | training, s |", "|---|---|---|---|---|---|---|"]
+    for method in METHODS:
+        runs = [json.loads(p.read_text()) for p in sorted(results.glob(f"{method}-[0-9].json"))]
+        if not runs:
+            continue
+        cells = []
+        for key, scale, digits in (("accuracy", 100, 2), ("ece", 100, 2), ("nll", 1, 3), ("brier", 1, 3)):
+            values = scale * np.array([r["test"][key] for r in runs])
+            error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+            cells.append(f"{values.mean():.{digits}f} ± {error:.{digits}f}")
+        seconds = np.mean([r["seconds"] for r in runs])
+        rows.append(f"| {method} | {len(runs)} | {' | '.join(cells)} | {seconds:.0f} |")
+    return "\n".join(rows)
+
+
+def report(results):
+    """Prints the table, and writes it beside the runs with the budget and the machine."""
+    runs = [json.loads(p.read_text()) for p in sorted(results.glob("*.json"))]
+    if not runs:
+        sys.exit(f"Nothing has been run yet under {results}; call this script with --data ROOT first.")
+    budget = ", ".join(f"{k} {v}" for k, v in runs[0]["config"].items())
+    text = (
+        "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"
+        f"{table(results)}\n\n"
+        "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
+        "their adapted network, NIW with the average over its posterior's draws.\n\n"
+        f"Budget, the same for all: {budget}.\n\n"
+        f"Machine: {runs[0]['machine']}. Command: `python benchmarks/swap.py --data ROOT`.\n"
+    )
+    (results / "README.md").write_text(text)
+    print(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=os.environ.get("L2L_NIW_DATA"), help="folder that holds omniglot-py/")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="which to run")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one run of each method a seed")
+    parser.add_argument("--iterations", type=int, default=CONFIG["iterations"], help="meta-batches of training")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are written")
+    parser.add_argument("--threads", type=int, default=1, help="threads that torch may use")
+    parser.add_argument("--report", action="store_true", help="only print the table of finished runs")
+    args = parser.parse_args()
+    if not args.report:
+        if args.data is None:
+            sys.exit(MISSING.format(root="ROOT", folder="ROOT/omniglot-py/images_background"))
+        torch.set_num_threads(args.threads)
+        config = {**CONFIG, "iterations": args.iterations}
+        for seed in args.seeds:
+            for method in args.methods:
+                run(method, seed, args.data, config, args.results)
+    report(args.results)
+
+
+if __name__ == "__main__":
+    main()

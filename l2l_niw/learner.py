@@ -1,6 +1,5 @@
-"""One episode: a clone of the model, its Langevin chain, and the posterior that follows from it."""
+"""One task's network: a clone of the model, its Langevin chain, and the posterior that follows from it."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 
 import torch
@@ -9,103 +8,62 @@ from learn2learn.utils import clone_module
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.closed_form import draw, episode_posterior, expected_kl
 from l2l_niw.elbo import minimise_elbo
+from l2l_niw.episode import Episode
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.posterior import Posterior, batch_size
-from l2l_niw.prior import FlatPrior, Prior
-from l2l_niw.weights import Layout, find_slots, put
+from l2l_niw.weights import find_slots, put
 from l2l_niw.wishart import mode
 
 if TYPE_CHECKING:
     from l2l_niw.niw import NIW
 
 
-@dataclass
-class Episode:
-    """What q_i and a draw from it need besides L_0: the chain's mean, its A, and a deviation."""
-
-    m_bar: Tensor
-    a: Tensor
-    offset: Tensor
-    clamped: Tensor
-    n: int
-
-    def mean_given(self, m0: Tensor, trace: str) -> Tensor:
-        """The chain's mean: a constant, or for trace='first' a constant distance from m_0."""
-        return self.m_bar + (m0 - m0.detach()) if trace == "first" else self.m_bar
-
-
-class DrawWeights(torch.autograd.Function):
-    """
-    **Description**
-
-    The weights that a learner's module holds after a step, as a function of L_0. Nothing but their
-    values is computed until a query loss is back-propagated; then one pass gives L_0 the gradient of
-    that loss and, the first time, that of kl_weight * KL / n.
-    """
-
-    @staticmethod
-    def forward(ctx, prior: Prior, episode: Episode, niw: "NIW", m0: Tensor, p0: Tensor, *leaves: Tensor) -> Tensor:
-        ctx.prior, ctx.episode, ctx.trace = prior, episode, niw.trace
-        ctx.kl_weight = niw.kl_weight if niw.auto_kl else 0.0
-        return draw(m0, p0, episode.m_bar, episode.a, episode.offset)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        prior, e = ctx.prior, ctx.episode
-        with torch.enable_grad():
-            flat = FlatPrior(*(t.detach().requires_grad_() for t in prior.flat()))
-            m_bar = e.mean_given(flat.m0, ctx.trace)
-            p0 = prior.precision(flat)
-            values, gradients = [draw(flat.m0, p0, m_bar, e.a, e.offset)], [gradient]
-            if ctx.kl_weight:
-                values.append(episode_kl(prior, flat, m_bar, e.a))
-                gradients.append(torch.full_like(values[1], ctx.kl_weight / e.n))
-                ctx.kl_weight = 0.0
-            g_m0, g_log_v0, g_raw = torch.autograd.grad(values, flat, gradients)
-        split = prior.layout.split
-        return (None, None, None, None, None, *split(g_m0), *split(g_log_v0), g_raw)
-
-
-def episode_kl(prior: Prior, flat: FlatPrior, m_bar: Tensor, a: Tensor) -> Tensor:
-    """The expected KL of the episode's posterior, as a function of L_0."""
-    mean, variance = episode_posterior(flat.m0, prior.precision(flat), m_bar, a)
-    return expected_kl(mean, variance, flat.m0, flat.log_v0, prior.degrees(flat.raw_n0), prior.wishart)
-
-
 class NIWLearner(BaseLearner):
     """
     **Description**
 
-    What `NIW.clone()` returns: one task's network. Before any `adapt` it computes what the model
-    computes. After a step every forward runs a network drawn from the posterior q_i of the chain so
-    far, and a loss on its outputs sends its gradient, and the KL's, to L_0.
+    What `NIW.clone()` returns. Before any `adapt` it computes what the model computes. After a step, a
+    forward on inputs that it has adapted to runs at the chain's state, and a forward on any other
+    inputs, the query's, runs a network drawn from the posterior q_i of the chain so far; a loss on the
+    outputs sends its gradient, and the KL's, to L_0.
     """
 
-    def __init__(self, niw: "NIW"):
+    def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool):
         super().__init__(clone_module(niw.module))
         self.__dict__["niw"] = niw  # not a submodule: parameters() are this learner's own
+        self.allow_unused, self.allow_nograd = allow_unused, allow_nograd
         self._prior = niw._prior()
         self._slots = find_slots(self.module, self._prior.layout)
         held = {i: owner._parameters[key] for owner, key, i in self._slots}
-        self._weights: List[Tensor] = [held[i] for i in range(len(held))]
-        self._start: Optional[Tuple[Tensor, Tensor]] = None  # m_0 and P_0 when the chain began
+        self._at_chain: List[Tensor] = [held[i] for i in range(len(held))]
+        self._drawn: Optional[List[Tensor]] = None  # made when a query comes
         self._chain: Optional[Chain] = None
         self._episode: Optional[Episode] = None
         self._observed: Optional[Tensor] = None
         self._used = [False] * len(held)
-        self._n: Optional[int] = None
+        self._support: List[tuple] = []  # inputs of the forwards that were adapted to
+        self._recent: List[tuple] = []  # inputs of the forwards since the last step
         self._outputs: Optional[Tensor] = None
+        self._n: Optional[int] = None
 
     def forward(self, *args, **kwargs):
+        if self._episode is not None:
+            self._hold(any(_same(args, inputs) for inputs in self._support))
         outputs = self.module(*args, **kwargs)
         self._n = batch_size(outputs, args)
-        if self._episode is not None and self._n:
-            self._episode.n = self._n
-        if self.niw.curvature.needs_outputs:
-            self._outputs = outputs
+        if self._episode is not None:
+            self._episode.query_n = self._n or 1
+        if torch.is_grad_enabled():
+            self._recent.append(args)
+            self._outputs = outputs if self.niw.curvature.needs_outputs else None
         return outputs
+
+    def _hold(self, at_chain: bool) -> None:
+        """Puts the chain's state, or the draw from q_i, into the module."""
+        if not at_chain and self._drawn is None:
+            self._drawn = self._prior.layout.split(self._episode.weights(at_chain=False))
+        put(self._slots, self._at_chain if at_chain else self._drawn)
 
     def adapt(
         self,
@@ -132,17 +90,21 @@ class NIWLearner(BaseLearner):
         * **n** (int, *optional*, default=None) - The number of data behind the loss. Defaults to the
             batch size of the learner's last forward, or 1 if it was not called.
         """
-        niw = self.niw
         n = _checked_count(n) or self._n or 1
-        self._check_nograd(niw.allow_nograd if allow_nograd is None else allow_nograd)
+        self._check_nograd(self.allow_nograd if allow_nograd is None else allow_nograd)
         _check_loss(loss)
-        observed = niw.curvature.observe(self._outputs, self._weights)
-        gradients = self._gradients(loss, niw.allow_unused if allow_unused is None else allow_unused)
-        self._used = [used or g is not None for used, g in zip(self._used, gradients)]
-        self._outputs = None
+        observed = self.niw.curvature.observe(self._outputs, self._held())
+        gradients = self._gradients(loss, self.allow_unused if allow_unused is None else allow_unused)
         if observed is not None:
             self._observed = observed if self._observed is None else self._observed + observed
+        self._used = [used or g is not None for used, g in zip(self._used, gradients)]
+        self._support += [args for args in self._recent if not any(_same(args, old) for old in self._support)]
+        self._recent, self._outputs = [], None
         self._step(gradients, n)
+
+    def _held(self) -> List[Tensor]:
+        held = {i: owner._parameters[key] for owner, key, i in self._slots}
+        return [held[i] for i in range(len(held))]
 
     def _check_nograd(self, allow_nograd: bool) -> None:
         if allow_nograd:
@@ -154,10 +116,12 @@ class NIWLearner(BaseLearner):
                     "adapt to keep frozen parameters as they are."
                 )
 
-    def _gradients(self, loss: Tensor, allow_unused: bool) -> Tuple[Optional[Tensor], ...]:
+    def _gradients(self, loss: Tensor, allow_unused: bool) -> List[Optional[Tensor]]:
+        """The loss's gradient for each parameter, at the chain's state or at the draw, wherever it was computed."""
+        sets = [self._at_chain] if self._drawn is None else [self._at_chain, self._drawn]
         try:
-            gradients = torch.autograd.grad(
-                loss, self._weights, allow_unused=True, create_graph=self.niw.trace == "full"
+            flat = torch.autograd.grad(
+                loss, [w for weights in sets for w in weights], allow_unused=True, create_graph=self.niw.trace == "full"
             )
         except RuntimeError as error:
             if "second time" not in str(error):
@@ -166,60 +130,31 @@ class NIWLearner(BaseLearner):
                 "adapt: the loss's graph was freed by an earlier adapt or backward. Compute the loss anew, from "
                 "the learner's present weights, before each adapt."
             ) from error
-        names = self._prior.layout.names
-        unused = [name for name, g in zip(names, gradients) if g is None]
-        if len(unused) == len(names):
-            raise LossError(
-                "adapt: the loss does not depend on this learner's weights. Compute it from this learner's "
-                "outputs, `learner(x)`, after its last adapt."
-            )
-        if unused and not allow_unused:
-            raise LossError(
-                f"adapt: the loss does not depend on parameter '{unused[0]}' ({len(unused)} in all). Pass "
-                "allow_unused=True to NIW or to adapt to leave such parameters alone."
-            )
-        for name, g in zip(names, gradients):
-            if g is not None and not torch.isfinite(g.sum()):
-                raise LossError(
-                    f"adapt: the gradient of parameter '{name}' is not finite. Lower lr, or the temperature, or "
-                    "check the inputs."
-                )
+        k = len(self._at_chain)
+        gradients = [_sum_of_present(flat[i::k]) for i in range(k)]
+        _check_gradients(self._prior.layout.names, gradients, allow_unused)
         return gradients
 
-    def _step(self, gradients: Tuple[Optional[Tensor], ...], n: int) -> None:
-        """The Langevin step, the moments, A, and the module's new weights."""
-        niw, layout = self.niw, self._prior.layout
-        traced = niw.trace == "full"
-        with torch.set_grad_enabled(traced):
-            if self._start is None:
-                flat = self._prior.flat()
-                self._start = flat.m0, self._prior.precision(flat)
-                self._chain = Chain(flat.m0)
-            gradient = layout.flatten([torch.zeros_like(w) if g is None else g
-                                       for w, g in zip(self._weights, gradients)])
+    def _step(self, gradients: List[Optional[Tensor]], n: int) -> None:
+        """The Langevin step, the moments, and the module's new weights."""
+        niw, prior = self.niw, self._prior
+        with torch.set_grad_enabled(niw.trace == "full"):
+            if self._chain is None:
+                self._chain = Chain(prior.flat().m0)
+            gradient = prior.layout.flatten(
+                [torch.zeros_like(w) if g is None else g for w, g in zip(self._at_chain, gradients)]
+            )
             temperature = niw.temperature if niw.curvature.noisy else 0.0
             theta = langevin_step(self._chain.theta, gradient, niw.lr, temperature, n)
             self._chain = self._chain.append(theta, niw.burn_in)
-            self._episode = self._summarise(n)
-            if traced:
-                e = self._episode
-                weights = draw(*self._start, e.m_bar, e.a, e.offset)
-        if not traced:
-            weights = DrawWeights.apply(self._prior, self._episode, niw, *self._start, *self._prior.leaves)
-        self._weights = layout.split(weights)
-        put(self._slots, self._weights)
-        niw._last_episode = self._episode, layout
-
-    def _summarise(self, n: int) -> Episode:
-        niw, chain = self.niw, self._chain
-        floor, ceiling = niw.precision_range
-        pseudo = noise_variance(niw.lr, niw.temperature, n)
-        raw = niw.curvature.precision(chain, self._observed, pseudo, niw.temperature).detach()
-        if not all(self._used):
-            for part, used in zip(raw.split(self._prior.layout.sizes), self._used):
-                part.mul_(float(used))
-        a = raw.clamp(floor, ceiling)
-        return Episode(chain.mean, a, niw.curvature.offset(chain, a), raw != a, n)
+        self._episode = Episode(
+            prior, self._chain, niw.curvature, self._observed, self._used,
+            pseudo=noise_variance(niw.lr, niw.temperature, n), temperature=niw.temperature,
+            precision_range=niw.precision_range, trace=niw.trace, kl_weight=niw.kl_weight if niw.auto_kl else 0.0,
+        )
+        niw._remember(self._episode)
+        self._at_chain, self._drawn = prior.layout.split(self._episode.weights(at_chain=True)), None
+        self._hold(at_chain=True)
 
     def posterior(
         self,
@@ -254,10 +189,7 @@ class NIWLearner(BaseLearner):
         """
         if nll is not None:
             return self._test_posterior(nll, steps, self.niw.lr if lr is None else lr, samples, _checked_count(n))
-        e = self._require_episode("posterior")
-        flat = self._prior.flat()
-        m_bar = e.mean_given(flat.m0, self.niw.trace)
-        mean, variance = episode_posterior(flat.m0, self._prior.precision(flat), m_bar, e.a)
+        mean, variance = self._require_episode("posterior").posterior(self._prior.flat())
         return Posterior(self.module, self._prior.layout, mean, variance)
 
     def _test_posterior(self, nll: Callable, steps: int, lr: float, samples: int, n: Optional[int]) -> Posterior:
@@ -295,9 +227,7 @@ class NIWLearner(BaseLearner):
         scalar with gradients to L_0. In an unmodified loop its gradient is added by itself; call this
         to look at it, or to add it in a loop with `auto_kl=False`.
         """
-        e = self._require_episode("kl")
-        flat = self._prior.flat()
-        return episode_kl(self._prior, flat, e.mean_given(flat.m0, self.niw.trace), e.a)
+        return self._require_episode("kl").kl(self._prior.flat())
 
     def objective(self, loss: Tensor, n: Optional[int] = None) -> Tensor:
         """
@@ -321,14 +251,46 @@ class NIWLearner(BaseLearner):
 
     def clone(self) -> "NIWLearner":
         """A learner that goes on from this one's chain, on its own."""
-        twin = NIWLearner(self.niw)
+        twin = NIWLearner(self.niw, self.allow_unused, self.allow_nograd)
         if self._episode is not None:
-            for name in ("_start", "_chain", "_episode", "_observed", "_n"):
+            for name in ("_chain", "_episode", "_observed", "_n", "_at_chain", "_drawn"):
                 twin.__dict__[name] = self.__dict__[name]
-            twin._used = list(self._used)
-            twin._weights = list(self._weights)
-            put(twin._slots, twin._weights)
+            twin._used, twin._support = list(self._used), list(self._support)
+            twin._hold(at_chain=True)
         return twin
+
+
+def _same(args: tuple, others: tuple) -> bool:
+    """Whether two calls got equal inputs; identity is looked at first, since it costs nothing."""
+    return len(args) == len(others) and all(
+        a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b))
+        for a, b in zip(args, others)
+    )
+
+
+def _sum_of_present(gradients: Tuple[Optional[Tensor], ...]) -> Optional[Tensor]:
+    present = [g for g in gradients if g is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+def _check_gradients(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:
+    unused = [name for name, g in zip(names, gradients) if g is None]
+    if len(unused) == len(names):
+        raise LossError(
+            "adapt: the loss does not depend on this learner's weights. Compute it from this learner's "
+            "outputs, `learner(x)`, after its last adapt."
+        )
+    if unused and not allow_unused:
+        raise LossError(
+            f"adapt: the loss does not depend on parameter '{unused[0]}' ({len(unused)} in all). Pass "
+            "allow_unused=True to NIW or to adapt to leave such parameters alone."
+        )
+    for name, g in zip(names, gradients):
+        if g is not None and not torch.isfinite(g.sum()):
+            raise LossError(
+                f"adapt: the gradient of parameter '{name}' is not finite. Lower lr, or the temperature, or "
+                "check the inputs."
+            )
 
 
 def _checked_count(n: Optional[int]) -> Optional[int]:

@@ -1,14 +1,15 @@
 """The wrapper: a model whose weights are random variables, with learn2learn's API."""
 
 import math
-from typing import Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
-from torch import Tensor, nn
+from torch import nn
 
 from l2l_niw.closed_form import adapted_share
 from l2l_niw.curvature import Curvature, make_curvature
+from l2l_niw.episode import Episode
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.posterior import Posterior
@@ -20,6 +21,65 @@ TRACES = ("none", "first", "full")
 
 
 class NIW(BaseLearner):
+    """
+    **Description**
+
+    NIW-Meta with the API of `learn2learn.algorithms.MAML`: every task's weights are drawn from a
+    learned Normal-Inverse-Wishart posterior, and each episode is solved in closed form from a short
+    Langevin chain, so that no graph of inner steps is kept.
+
+    `niw.module` is the model itself, and its parameters are m_0. Beside them stand `log_v0`, one
+    tensor a parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop (`clone`, `adapt`, query
+    loss, `backward`) every parameter of `niw.parameters()` receives its gradient of
+    mean query loss + kl_weight * KL / n.
+
+    **Arguments**
+
+    * **model** (Module) - Module to be wrapped.
+    * **lr** (float) - Step size of the chain: MAML's fast adaptation learning rate.
+    * **first_order** (bool, *optional*, default=False) - Accepted for MAML's sake. Without effect,
+        since no graph of inner steps is ever kept.
+    * **allow_unused** (bool, *optional*, default=None) - Whether to allow parameters that the loss does
+        not depend on. Defaults to `allow_nograd`.
+    * **allow_nograd** (bool, *optional*, default=False) - Whether to allow adaptation with parameters
+        that have `requires_grad = False`; they stay as they are.
+    * **burn_in** (int, *optional*, default=2) - Steps that are left out of the chain's moments; the
+        paper's value for 5 steps. Until it is over, the last iterate alone stands for the chain.
+    * **temperature** (float, *optional*, default=1e-3) - The chain samples exp(-l_i / T).
+    * **prior_precision** (float, *optional*, default=100) - P_0 = n_0 / V_0 at the start.
+    * **n0** (float, *optional*, default=None) - n_0 at the start: above 0 for 'factorised' (default 1,
+        the authors' value), above d - 1 for 'full' (default d + 1).
+    * **precision_range** (tuple, *optional*, default=(1e-4, 1e8)) - Floor and ceiling of A.
+        `diagnostics()` reports how much of it is clamped.
+    * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'sgld', the spread
+        of the chain, as in the paper; 'ggn', a Gauss-Newton estimate from one sampled label a step,
+        for logits (`curvature.GGN` takes other likelihoods).
+    * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
+        Inverse-Wisharts, as the authors' code has it, or 'full', one over all d weights, as printed.
+    * **kl_weight** (float, *optional*, default=1e-3) - Weight of the KL in the episode's objective.
+    * **auto_kl** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
+        is back-propagated. If False, write `learner.objective(loss).backward()`.
+    * **trace** (str, *optional*, default='none') - How the chain's mean depends on m_0, where it began:
+        'none', not at all, as in the paper; 'first', at a constant distance, as in first-order MAML;
+        'full', through the graph of all steps, as in MAML, at MAML's cost.
+
+    **References**
+
+    1. Kim and Hospedales. 2023. "A Hierarchical Bayesian Model for Deep Few-Shot Meta Learning."
+
+    **Example**
+
+    ~~~python
+    niw = NIW(nn.Linear(20, 10), lr=0.01)
+    learner = niw.clone()
+    error = loss(learner(X), y)
+    learner.adapt(error)
+    error = loss(learner(X), y)
+    error.backward()
+    probabilities = learner.posterior().predict(X, samples=10).softmax(-1).mean(0)
+    ~~~
+    """
+
     def __init__(
         self,
         model: nn.Module,
@@ -41,6 +101,7 @@ class NIW(BaseLearner):
     ):
         super().__init__()
         check_parameters(model)
+        _check_options(lr, burn_in, temperature, prior_precision, precision_range, wishart, kl_weight, trace)
         self.module = model
         self.lr = lr
         self.first_order = first_order
@@ -54,35 +115,167 @@ class NIW(BaseLearner):
         self.kl_weight = kl_weight
         self.auto_kl = auto_kl
         self.trace = trace
-        self._last_episode = None
-
-        d = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        n0 = initial_degrees(wishart, d) if n0 is None else n0
-        log_v0 = math.log(n0 / prior_precision)
         self._names = [name for name, _ in model.named_parameters()]
-        self.log_v0 = nn.ParameterList(
-            nn.Parameter(torch.full_like(p, log_v0, dtype=torch.promote_types(p.dtype, torch.float32)),
-                         requires_grad=p.requires_grad)
-            for p in model.parameters()
-        )
-        first = next(model.parameters())
-        self.raw_n0 = nn.Parameter(torch.tensor(to_raw(n0, wishart, d), device=first.device))
+        self._newest: Optional[Episode] = None
+        self._initialise(prior_precision, n0)
 
-    def clone(self, first_order=None, allow_unused=None, allow_nograd=None):
-        return NIWLearner(self)
+    def _initialise(self, prior_precision: float, n0: Optional[float]) -> None:
+        parameters = list(self.module.parameters())
+        d = sum(p.numel() for p in parameters if p.requires_grad)
+        n0 = initial_degrees(self.wishart, d) if n0 is None else n0
+        bound = lower_bound(self.wishart, d)
+        if not bound < n0 < math.inf:
+            raise ArgumentError(f"n0 must be above {bound:g} for wishart='{self.wishart}' and d = {d}, got {n0}.")
+        log_v0 = math.log(n0) - math.log(prior_precision)
+        self.log_v0 = nn.ParameterList(
+            nn.Parameter(
+                torch.full_like(p, log_v0, dtype=torch.promote_types(p.dtype, torch.float32)),
+                requires_grad=p.requires_grad,
+            )
+            for p in parameters
+        )
+        raw = torch.tensor(to_raw(n0, self.wishart, d), dtype=self.log_v0[0].dtype, device=parameters[0].device)
+        self.raw_n0 = nn.Parameter(raw)
+        self.register_buffer("full_wishart", torch.tensor(self.wishart == "full", device=parameters[0].device))
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def clone(
+        self,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+    ) -> NIWLearner:
+        """
+        **Description**
+
+        Returns a learner for one task, whose weights are `torch.clone`d from the model's: before any
+        `adapt` it computes what the model computes, and passes gradients to it. As with MAML, buffers
+        such as BatchNorm's running statistics are shared with the model.
+
+        **Arguments**
+
+        * **first_order** (bool, *optional*, default=None) - Without effect.
+        * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
+        * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
+        """
+        return NIWLearner(
+            self,
+            allow_unused=self.allow_unused if allow_unused is None else allow_unused,
+            allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
+        )
+
+    def adapt(self, *args, **kwargs) -> None:
+        """Raises: the wrapper holds what all tasks share, and only a clone adapts."""
+        raise ChainError("adapt was called on the NIW wrapper itself. Call it on a clone: learner = niw.clone().")
+
+    def _remember(self, episode: Episode) -> None:
+        """Keeps the newest episode for `diagnostics`, unless that would keep a graph alive."""
+        self._newest = None if self.trace == "full" else episode
+
+    def prior(self) -> Posterior:
+        """
+        **Description**
+
+        The mode phi* of q(phi) (Eq. 17), N(m_0, V_0 / (n_0 + d + 2)), from which meta-test inference
+        starts: `prior().mean` and `prior().variance` are dicts by parameter name.
+        """
+        prior = self._prior()
+        with torch.no_grad():
+            flat = prior.flat()
+            mean, variance = mode(flat.m0, flat.log_v0, prior.degrees(flat.raw_n0), prior.wishart)
+        return Posterior(self.module, prior.layout, mean, variance)
 
     def _prior(self) -> Prior:
+        """L_0 as leaves, for the parameters that are trainable now."""
+        parameters = dict(self.module.named_parameters())
+        if list(parameters) != self._names:
+            raise ModelError(
+                "the model's parameters are not those that NIW was built with. Change the model first, "
+                "then wrap it, so that V_0 covers every parameter."
+            )
         layout = Layout(self.module)
         log_v0 = dict(zip(self._names, self.log_v0))
-        m0 = dict(self.module.named_parameters())
-        return Prior(layout, self.wishart, [m0[n] for n in layout.names], [log_v0[n] for n in layout.names], self.raw_n0)
+        return Prior(
+            layout, self.wishart, [parameters[n] for n in layout.names], [log_v0[n] for n in layout.names], self.raw_n0
+        )
 
-    def diagnostics(self):
-        e, layout = self._last_episode
-        with torch.no_grad():
-            p0 = self._prior().precision(self._prior().flat())
-            s = adapted_share(e.a, p0)
-        out = {"clamped": e.clamped.float().mean().item(), "n0": self._prior().degrees(self.raw_n0).item(), "layers": {}}
-        for name, a_, p_, s_, c_ in zip(layout.names, layout.split(e.a), layout.split(p0), layout.split(s), layout.split(e.clamped.float())):
-            out["layers"][name] = {"A": a_.median().item(), "P0": p_.median().item(), "share": s_.mean().item(), "clamped": c_.mean().item()}
-        return out
+    @torch.no_grad()
+    def diagnostics(self) -> Dict[str, Any]:
+        """
+        **Description**
+
+        How far the newest episode adapted each layer: the clamped fraction of A, n_0, and by parameter
+        the medians of P_0 and A and the mean share A / (A + P_0), which is 0 where the posterior stays
+        at m_0 and 1 where it follows the chain. A chain whose A is mostly clamped says nothing.
+        """
+        if self._newest is None:
+            raise ChainError("diagnostics: no learner has adapted yet. Clone, adapt, then ask.")
+        prior, a = self._newest.prior, self._newest.a
+        layout, p0 = prior.layout, prior.precision(prior.flat())
+        clamped = (self._newest.raw_a != a).to(a.dtype)
+        columns = zip(layout.names, *(layout.split(t) for t in (p0, a, adapted_share(a, p0), clamped)))
+        return {
+            "clamped": clamped.mean().item(),
+            "n0": prior.degrees(self.raw_n0).item(),
+            "layers": {
+                name: {
+                    "prior_precision": p.median().item(),
+                    "chain_precision": c.median().item(),
+                    "share": s.mean().item(),
+                    "clamped": k.mean().item(),
+                }
+                for name, p, c, s, k in columns
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
+        """
+        **Description**
+
+        As `torch.nn.Module.load_state_dict`, but a state dict of another model, or of the other reading
+        of the Wishart, raises before anything is loaded and says what differs.
+        """
+        own = self.state_dict()
+        differences: List[str] = []
+        if strict:
+            differences += [f"'{k}' is missing" for k in own if k not in state_dict]
+            differences += [f"'{k}' is unknown" for k in state_dict if k not in own]
+        differences += [
+            f"'{k}' has shape {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}"
+            for k in own
+            if k in state_dict and state_dict[k].shape != own[k].shape
+        ]
+        if "full_wishart" in state_dict and bool(state_dict["full_wishart"]) != (self.wishart == "full"):
+            differences.append(f"it was saved with another wishart than '{self.wishart}'")
+        if differences:
+            more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+            raise CheckpointError(
+                f"load_state_dict: this is not a state dict of this NIW: {'; '.join(differences[:5])}{more}. "
+                "Weights of a plain model go to niw.module.load_state_dict."
+            )
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _check_options(lr, burn_in, temperature, prior_precision, precision_range, wishart, kl_weight, trace) -> None:
+    """Every option's domain, checked before anything is built."""
+    if not 0 < lr < math.inf:
+        raise ArgumentError(f"lr must be positive and finite, got {lr}.")
+    if burn_in < 0:
+        raise ArgumentError(f"burn_in must be 0 or more steps, got {burn_in}.")
+    if not 0 <= temperature < math.inf:
+        raise ArgumentError(f"temperature must be 0 or positive, got {temperature}.")
+    if not 0 < prior_precision < math.inf:
+        raise ArgumentError(f"prior_precision must be positive and finite, got {prior_precision}.")
+    floor, ceiling = precision_range
+    if not 0 < floor <= ceiling:
+        raise ArgumentError(f"precision_range must be (floor, ceiling), 0 < floor <= ceiling, got {precision_range}.")
+    if wishart not in WISHARTS:
+        raise ArgumentError(f"wishart must be one of {WISHARTS}, got {wishart!r}.")
+    if not 0 <= kl_weight < math.inf:
+        raise ArgumentError(f"kl_weight must be 0 or positive, got {kl_weight}.")
+    if trace not in TRACES:
+        raise ArgumentError(f"trace must be one of {TRACES}, got {trace!r}.")
+    if trace == "full" and kl_weight:
+        raise ArgumentError("trace='full' keeps the steps' graph, as MAML does, and has no KL: set kl_weight=0.")

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
+
 settings.register_profile("l2l_niw", deadline=None, derandomize=True)
 settings.load_profile("l2l_niw")
 

@@ -1,0 +1,101 @@
+"""MAML, ProtoNet and Reptile as settings of NIW (Sec. 3.1, "Interpretation").
+
+Each one lets the posterior be a spike, V_i -> 0, and drops a part of the two problems that NIW solves:
+the episode's, Eq. 11, and the one over L_0, Eq. 14.
+
+| | the episode's problem, Eq. 11 | the objective, Eq. 14 |
+|---|---|---|
+| MAML | a few gradient steps on l_i from m_0, with their graph | f_i alone; g_i dropped |
+| ProtoNet | l_i dropped, so m_i* = m_0: no step is taken | f_i alone, with a nearest-centroid head; g_i dropped |
+| Reptile | the penalties dropped: m_i* = the chain's last iterate, a constant | g_i's (m_i* - m_0)^2; f_i dropped |
+"""
+
+import math
+import sys
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from l2l_niw.errors import ArgumentError
+from l2l_niw.learner import NIWLearner
+from l2l_niw.niw import NIW
+
+_SPIKE = {"temperature": 0.0, "kl_weight": 0.0, "precision_range": (math.inf, math.inf)}
+
+
+def maml(
+    model: nn.Module,
+    lr: float,
+    first_order: bool = False,
+    allow_unused: Optional[bool] = None,
+    allow_nograd: bool = False,
+) -> NIW:
+    """
+    **Description**
+
+    NIW whose meta-gradient is that of `learn2learn.algorithms.MAML`: no noise, A infinite, no KL, and
+    m_i* a function of m_0 through the graph of the steps, or for `first_order` at a constant distance.
+
+    **Example**
+
+    ~~~python
+    learner = maml(model, lr=0.1).clone()
+    learner.adapt(loss(learner(x), y))
+    loss(learner(x_query), y_query).backward()
+    ~~~
+    """
+    trace = "first" if first_order else "full"
+    return NIW(model, lr, first_order, allow_unused, allow_nograd, trace=trace, **_SPIKE)
+
+
+def protonet_logits(network: Callable, x: Tensor, y: Tensor, x_query: Tensor) -> Tensor:
+    """
+    **Description**
+
+    The nearest-centroid head: minus squared distances from the query's features to the mean feature of
+    each class of the support. With a learner that has taken no step, m_i* = m_0, its loss is ProtoNet's.
+
+    **Arguments**
+
+    * **network** (callable) - The feature extractor: `niw.clone()`.
+    * **x** (Tensor) - Support inputs.
+    * **y** (Tensor) - Support labels, 0 to ways - 1, each at least once.
+    * **x_query** (Tensor) - Query inputs.
+    """
+    onehot = F.one_hot(y).to(torch.get_default_dtype())
+    counts = onehot.sum(0)
+    if not torch.all(counts > 0):
+        raise ArgumentError(f"y: class {int((counts == 0).nonzero()[0])} has no support example; relabel from 0 up.")
+    features = network(x)
+    centroids = (onehot / counts).to(features.dtype).T @ features
+    return -(network(x_query).unsqueeze(1) - centroids).square().sum(-1)
+
+
+def reptile(
+    model: nn.Module, lr: float, allow_unused: Optional[bool] = None, allow_nograd: bool = False
+) -> NIW:
+    """
+    **Description**
+
+    NIW whose m_i* is the last iterate of gradient descent on the task, a constant, with P_0 = 1. SGD of
+    rate epsilon on `reptile_objective` is Reptile's m_0 <- m_0 + epsilon (m_i* - m_0).
+
+    **Example**
+
+    ~~~python
+    learner = reptile(model, lr=0.1).clone()
+    learner.adapt(loss(learner(x), y))
+    reptile_objective(learner).backward()
+    ~~~
+    """
+    settings = {**_SPIKE, "burn_in": sys.maxsize, "prior_precision": 1.0}
+    return NIW(model, lr, True, allow_unused, allow_nograd, **settings)
+
+
+def reptile_objective(learner: NIWLearner) -> Tensor:
+    """What is left of g_i / 2: (m_i* - m_0)^2 / 2, for P_0 = 1 and V_i -> 0."""
+    mean = learner.posterior().mean
+    parameters = dict(learner.niw.module.named_parameters())
+    return 0.5 * sum((mean[name] - parameters[name]).square().sum() for name in mean)

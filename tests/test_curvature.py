@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import nn
+
+from l2l_niw import NIW
+from l2l_niw.curvature import GGN
+from l2l_niw.errors import ArgumentError, ChainError
+
+
+@pytest.fixture(autouse=True)
+def in_double(double):
+    pass
+
+
+def exact_diagonal(model, x, nll):
+    """The Hessian's diagonal of a summed loss, for models linear in their weights where it is the GGN."""
+    parameters = dict(model.named_parameters())
+
+    def loss(flat):
+        parts = flat.split([p.numel() for p in parameters.values()])
+        weights = {k: part.view_as(p) for (k, p), part in zip(parameters.items(), parts)}
+        return nll(torch.func.functional_call(model, weights, (x,)))
+
+    return torch.autograd.functional.hessian(loss, torch.cat([p.flatten() for p in model.parameters()]).detach()).diag()
+
+
+def linear_case(likelihood):
+    model, x = nn.Linear(4, 3), torch.randn(6, 4)
+    if likelihood == "gaussian":
+        y = torch.randn(6, 3)
+        return model, x, lambda out: 0.5 * ((out - y) / 0.3).square().sum()
+    y = torch.randint(3, (6,))
+    return model, x, lambda out: nn.functional.cross_entropy(out, y, reduction="sum")
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_exact_ggn_is_the_hessians_diagonal_of_a_linear_model(likelihood):
+    model, x, nll = linear_case(likelihood)
+    ggn = GGN(likelihood, noise=0.3, samples=None)
+    assert torch.allclose(ggn.observe(model(x), list(model.parameters())), exact_diagonal(model, x, nll))
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_sampled_ggn_is_unbiased(likelihood):
+    model, x, nll = linear_case(likelihood)
+    ggn = GGN(likelihood, noise=0.3)
+    draws = torch.stack([ggn.observe(model(x), list(model.parameters())) for _ in range(4000)])
+    error = draws.mean(0) - exact_diagonal(model, x, nll)
+    assert (error.abs() < 5 * draws.std(0) / len(draws) ** 0.5).all()
+
+
+def test_several_sampled_labels_are_averaged():
+    model, x, _ = linear_case("categorical")
+    many = GGN("categorical", samples=4000).observe(model(x), list(model.parameters()))
+    exact = GGN("categorical", samples=None).observe(model(x), list(model.parameters()))
+    assert torch.allclose(many, exact, rtol=0.25)
+
+
+def test_a_ggn_chain_uses_its_average_over_steps_and_the_temperature():
+    model, x = nn.Linear(4, 1), torch.randn(6, 4)
+    niw = NIW(model, lr=0.05, curvature=GGN("gaussian", noise=0.5, samples=None), temperature=0.25, kl_weight=0.0)
+    learner = niw.clone()
+    for _ in range(3):
+        learner.adapt(learner(x).square().mean())
+    post = learner.posterior()
+    a = torch.cat([x.square().sum(0), torch.tensor([6.0])]) / 0.5**2 / 0.25
+    variance = torch.cat([v.flatten() for v in post.variance.values()])
+    assert torch.allclose(variance, 1 / (a + 100.0))
+
+
+def test_ggn_without_a_forward_says_what_to_do():
+    niw = NIW(nn.Linear(4, 3), lr=0.1, curvature="ggn")
+    learner = niw.clone()
+    with pytest.raises(ChainError, match="call the learner itself"):
+        learner.adapt(sum(p.norm() for p in learner.parameters()))
+
+
+@pytest.mark.parametrize("bad", [{"likelihood": "poisson"}, {"noise": 0.0}, {"samples": 0}])
+def test_bad_strategies_are_named(bad):
+    with pytest.raises(ArgumentError, match=next(iter(bad))):
+        GGN(**bad)
+
+
+def test_unknown_curvature_is_named():
+    with pytest.raises(ArgumentError, match="curvature must be one of"):
+        NIW(nn.Linear(2, 1), lr=0.1, curvature="hessian")

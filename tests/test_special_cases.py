@@ -1,0 +1,94 @@
+import copy
+
+import learn2learn as l2l
+import pytest
+import torch
+from torch import nn
+
+from l2l_niw.errors import ArgumentError
+from l2l_niw.special_cases import maml, protonet_logits, reptile, reptile_objective
+
+
+@pytest.fixture(autouse=True)
+def in_double(double):
+    pass
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Softplus(), nn.Linear(12, 3))
+
+
+def task():
+    return torch.randn(9, 6), torch.arange(9) % 3, torch.randn(15, 6), torch.arange(15) % 3
+
+
+def meta_gradient(wrapper, data, steps):
+    x, y, x_query, y_query = data
+    loss = nn.CrossEntropyLoss()
+    learner = wrapper.clone()
+    for _ in range(steps):
+        learner.adapt(loss(learner(x), y))
+    value = loss(learner(x_query), y_query)
+    value.backward()
+    return value.item(), [p.grad.clone() for p in wrapper.module.parameters()]
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_mamls_meta_gradient_is_learn2learns(first_order, steps):
+    model, data = network(), task()
+    reference = l2l.algorithms.MAML(copy.deepcopy(model), lr=0.4, first_order=first_order)
+    value, expected = meta_gradient(reference, data, steps)
+    got, gradients = meta_gradient(maml(model, lr=0.4, first_order=first_order), data, steps)
+    assert got == pytest.approx(value, abs=1e-12)
+    for g, e in zip(gradients, expected):
+        assert (g - e).abs().max() < 1e-10
+
+
+def test_first_and_second_order_maml_differ():
+    model, data = network(), task()
+    _, first = meta_gradient(maml(copy.deepcopy(model), lr=0.4, first_order=True), data, 5)
+    _, second = meta_gradient(maml(copy.deepcopy(model), lr=0.4, first_order=False), data, 5)
+    assert max((a - b).abs().max() for a, b in zip(first, second)) > 1e-4
+
+
+def test_protonets_gradient_is_that_of_learn2learns_classifier():
+    model, (x, y, x_query, y_query) = network(), task()
+    shuffle = torch.randperm(9)
+    x, y = x[shuffle], y[shuffle]
+    loss = nn.CrossEntropyLoss()
+    loss(l2l.nn.PrototypicalClassifier(model(x), y)(model(x_query)), y_query).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    learner = maml(model, lr=0.1).clone()  # without a step the settings make no difference
+    loss(protonet_logits(learner, x, y, x_query), y_query).backward()
+    for p, e in zip(model.parameters(), expected):
+        assert (p.grad - e).abs().max() < 1e-10
+
+
+def test_protonet_names_a_class_without_support():
+    with pytest.raises(ArgumentError, match="class 1 has no support"):
+        protonet_logits(nn.Identity(), torch.randn(2, 3), torch.tensor([0, 2]), torch.randn(1, 3))
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_reptiles_outer_update_is_reptiles(steps):
+    model, (x, y, _, _) = network(), task()
+    loss, epsilon = nn.CrossEntropyLoss(), 0.3
+    twin = copy.deepcopy(model)
+    inner = torch.optim.SGD(twin.parameters(), lr=0.4)
+    for _ in range(steps):
+        inner.zero_grad()
+        loss(twin(x), y).backward()
+        inner.step()
+    expected = [p + epsilon * (t - p) for p, t in zip(model.parameters(), twin.parameters())]
+
+    wrapper = reptile(model, lr=0.4)
+    outer = torch.optim.SGD(wrapper.module.parameters(), lr=epsilon)
+    learner = wrapper.clone()
+    for _ in range(steps):
+        learner.adapt(loss(learner(x), y))
+    reptile_objective(learner).backward()
+    outer.step()
+    for p, e in zip(model.parameters(), expected):
+        assert (p - e).abs().max() < 1e-12
