@@ -1,5 +1,6 @@
 """Where A, the curvature of an episode's loss, comes from: strategies chosen by name."""
 
+import math
 from typing import Optional, Sequence, Union
 
 import torch
@@ -27,6 +28,8 @@ class SGLD:
         """Nothing to see before a step: the iterates themselves tell."""
 
     def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
+        if temperature == 0:
+            return torch.full_like(chain.theta, math.inf)  # exp(-l_i / T) is a spike, wherever the iterates are
         return 1.0 / chain.variance(pseudo)
 
     def offset(self, chain: Chain, a: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ class GGN:
             yield score
 
     def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
-        return observed / chain.steps / temperature
+        return observed / (chain.steps * temperature)
 
     def offset(self, chain: Chain, a: Tensor) -> Tensor:
         """The chain has no noise, so the posterior's draw takes its own."""

@@ -7,8 +7,9 @@ import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import nn
 
+from l2l_niw.chain import noise_variance
 from l2l_niw.closed_form import adapted_share
-from l2l_niw.curvature import Curvature, make_curvature
+from l2l_niw.curvature import SGLD, Curvature, make_curvature
 from l2l_niw.episode import Episode
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.learner import NIWLearner
@@ -46,22 +47,25 @@ class NIW(BaseLearner):
     * **burn_in** (int, *optional*, default=2) - Steps that are left out of the chain's moments; the
         paper's value for 5 steps. Until it is over, the last iterate alone stands for the chain.
     * **temperature** (float, *optional*, default=1e-3) - The chain samples exp(-l_i / T).
-    * **prior_precision** (float, *optional*, default=100) - P_0 = n_0 / V_0 at the start.
+    * **prior_precision** (float, *optional*, default=None) - P_0 = n_0 / V_0 at the start. Defaults to
+        1 / (2 lr T), the precision that the chain's own noise would have with one datum: so that the
+        share A / (A + P_0) starts high but within reach of the gradient, whatever lr and T.
     * **n0** (float, *optional*, default=None) - n_0 at the start: above 0 for 'factorised' (default 1,
         the authors' value), above d - 1 for 'full' (default d + 1).
-    * **precision_range** (tuple, *optional*, default=(1e-4, 1e8)) - Floor and ceiling of A.
+    * **precision_range** (tuple, *optional*, default=(1e-4, inf)) - Floor and ceiling of A.
         `diagnostics()` reports how much of it is clamped.
     * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'sgld', the spread
         of the chain, as in the paper; 'ggn', a Gauss-Newton estimate from one sampled label a step,
         for logits (`curvature.GGN` takes other likelihoods).
     * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
         Inverse-Wisharts, as the authors' code has it, or 'full', one over all d weights, as printed.
-    * **kl_weight** (float, *optional*, default=1e-3) - Weight of the KL in the episode's objective.
+    * **kl_weight** (float, *optional*, default=None) - Weight of the KL in the episode's objective.
+        Defaults to the temperature: then q_i minimises E[l_i] + T KL, whose gradient L_0 follows.
     * **auto_kl** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
         is back-propagated. If False, write `learner.objective(loss).backward()`.
-    * **trace** (str, *optional*, default='none') - How the chain's mean depends on m_0, where it began:
-        'none', not at all, as in the paper; 'first', at a constant distance, as in first-order MAML;
-        'full', through the graph of all steps, as in MAML, at MAML's cost.
+    * **trace** (str, *optional*, default='first') - How the chain's mean depends on m_0, where it began:
+        'first', at a constant distance, as after a few steps; 'none', not at all, as in the paper and
+        after many; 'full', through the graph of all steps, as in MAML, at MAML's cost.
 
     **References**
 
@@ -90,18 +94,17 @@ class NIW(BaseLearner):
         *,
         burn_in: int = 2,
         temperature: float = 1e-3,
-        prior_precision: float = 100.0,
+        prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
-        precision_range: Tuple[float, float] = (1e-4, 1e8),
+        precision_range: Tuple[float, float] = (1e-4, math.inf),
         curvature: Union[str, Curvature] = "sgld",
         wishart: str = "factorised",
-        kl_weight: float = 1e-3,
+        kl_weight: Optional[float] = None,
         auto_kl: bool = True,
-        trace: str = "none",
+        trace: str = "first",
     ):
         super().__init__()
         check_parameters(model)
-        _check_options(lr, burn_in, temperature, prior_precision, precision_range, wishart, kl_weight, trace)
         self.module = model
         self.lr = lr
         self.first_order = first_order
@@ -112,18 +115,44 @@ class NIW(BaseLearner):
         self.precision_range = precision_range
         self.curvature = make_curvature(curvature)
         self.wishart = wishart
-        self.kl_weight = kl_weight
+        self.kl_weight = temperature if kl_weight is None else kl_weight
         self.auto_kl = auto_kl
         self.trace = trace
         self._names = [name for name, _ in model.named_parameters()]
         self._newest: Optional[Episode] = None
+        self._check_options()
+        if prior_precision is None:
+            prior_precision = 1.0 / noise_variance(lr, temperature, n=1) if temperature else 1.0
         self._initialise(prior_precision, n0)
+
+    def _check_options(self) -> None:
+        floor, ceiling = self.precision_range
+        for name, wrong, domain in (
+            ("lr", not 0 < self.lr < math.inf, "positive and finite"),
+            ("burn_in", self.burn_in < 0, "0 or more steps"),
+            ("temperature", not 0 <= self.temperature < math.inf, "0 or positive, and finite"),
+            ("precision_range", not 0 < floor <= ceiling, "(floor, ceiling) with 0 < floor <= ceiling"),
+            ("wishart", self.wishart not in WISHARTS, f"one of {WISHARTS}"),
+            ("kl_weight", not 0 <= self.kl_weight < math.inf, "0 or positive, and finite"),
+            ("trace", self.trace not in TRACES, f"one of {TRACES}"),
+        ):
+            if wrong:
+                raise ArgumentError(f"{name} must be {domain}, got {getattr(self, name)!r}.")
+        if self.temperature == 0 and (self.kl_weight or not isinstance(self.curvature, SGLD)):
+            raise ArgumentError(
+                "temperature=0 makes the posterior a spike, whose KL is infinite: leave kl_weight and curvature at "
+                "their defaults, or choose a small temperature."
+            )
+        if self.trace == "full" and self.kl_weight:
+            raise ArgumentError("trace='full' keeps the steps' graph, as MAML does, and has no KL: set kl_weight=0.")
 
     def _initialise(self, prior_precision: float, n0: Optional[float]) -> None:
         parameters = list(self.module.parameters())
         d = sum(p.numel() for p in parameters if p.requires_grad)
         n0 = initial_degrees(self.wishart, d) if n0 is None else n0
         bound = lower_bound(self.wishart, d)
+        if not 0 < prior_precision < math.inf:
+            raise ArgumentError(f"prior_precision must be positive and finite, got {prior_precision}.")
         if not bound < n0 < math.inf:
             raise ArgumentError(f"n0 must be above {bound:g} for wishart='{self.wishart}' and d = {d}, got {n0}.")
         log_v0 = math.log(n0) - math.log(prior_precision)
@@ -257,25 +286,3 @@ class NIW(BaseLearner):
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
-
-def _check_options(lr, burn_in, temperature, prior_precision, precision_range, wishart, kl_weight, trace) -> None:
-    """Every option's domain, checked before anything is built."""
-    if not 0 < lr < math.inf:
-        raise ArgumentError(f"lr must be positive and finite, got {lr}.")
-    if burn_in < 0:
-        raise ArgumentError(f"burn_in must be 0 or more steps, got {burn_in}.")
-    if not 0 <= temperature < math.inf:
-        raise ArgumentError(f"temperature must be 0 or positive, got {temperature}.")
-    if not 0 < prior_precision < math.inf:
-        raise ArgumentError(f"prior_precision must be positive and finite, got {prior_precision}.")
-    floor, ceiling = precision_range
-    if not 0 < floor <= ceiling:
-        raise ArgumentError(f"precision_range must be (floor, ceiling), 0 < floor <= ceiling, got {precision_range}.")
-    if wishart not in WISHARTS:
-        raise ArgumentError(f"wishart must be one of {WISHARTS}, got {wishart!r}.")
-    if not 0 <= kl_weight < math.inf:
-        raise ArgumentError(f"kl_weight must be 0 or positive, got {kl_weight}.")
-    if trace not in TRACES:
-        raise ArgumentError(f"trace must be one of {TRACES}, got {trace!r}.")
-    if trace == "full" and kl_weight:
-        raise ArgumentError("trace='full' keeps the steps' graph, as MAML does, and has no KL: set kl_weight=0.")

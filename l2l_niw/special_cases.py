@@ -10,7 +10,6 @@ the episode's, Eq. 11, and the one over L_0, Eq. 14.
 | Reptile | the penalties dropped: m_i* = the chain's last iterate, a constant | g_i's (m_i* - m_0)^2; f_i dropped |
 """
 
-import math
 import sys
 from typing import Callable, Optional
 
@@ -21,8 +20,6 @@ from torch.nn import functional as F
 from l2l_niw.errors import ArgumentError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.niw import NIW
-
-_SPIKE = {"temperature": 0.0, "kl_weight": 0.0, "precision_range": (math.inf, math.inf)}
 
 
 def maml(
@@ -35,8 +32,9 @@ def maml(
     """
     **Description**
 
-    NIW whose meta-gradient is that of `learn2learn.algorithms.MAML`: no noise, A infinite, no KL, and
-    m_i* a function of m_0 through the graph of the steps, or for `first_order` at a constant distance.
+    NIW whose meta-gradient is that of `learn2learn.algorithms.MAML`: at temperature 0 the chain has no
+    noise, A is infinite and the KL has no weight. m_i* is a function of m_0 through the graph of the
+    steps, or for `first_order` at a constant distance, which is NIW's own default.
 
     **Example**
 
@@ -47,7 +45,7 @@ def maml(
     ~~~
     """
     trace = "first" if first_order else "full"
-    return NIW(model, lr, first_order, allow_unused, allow_nograd, trace=trace, **_SPIKE)
+    return NIW(model, lr, first_order, allow_unused, allow_nograd, temperature=0.0, trace=trace)
 
 
 def protonet_logits(network: Callable, x: Tensor, y: Tensor, x_query: Tensor) -> Tensor:
@@ -90,7 +88,7 @@ def reptile(
     reptile_objective(learner).backward()
     ~~~
     """
-    settings = {**_SPIKE, "burn_in": sys.maxsize, "prior_precision": 1.0}
+    settings = {"burn_in": sys.maxsize, "temperature": 0.0, "prior_precision": 1.0, "trace": "none"}
     return NIW(model, lr, True, allow_unused, allow_nograd, **settings)
 
 

@@ -58,7 +58,8 @@ def test_several_sampled_labels_are_averaged():
 
 def test_a_ggn_chain_uses_its_average_over_steps_and_the_temperature():
     model, x = nn.Linear(4, 1), torch.randn(6, 4)
-    niw = NIW(model, lr=0.05, curvature=GGN("gaussian", noise=0.5, samples=None), temperature=0.25, kl_weight=0.0)
+    ggn = GGN("gaussian", noise=0.5, samples=None)
+    niw = NIW(model, lr=0.05, curvature=ggn, temperature=0.25, prior_precision=100.0)
     learner = niw.clone()
     for _ in range(3):
         learner.adapt(learner(x).square().mean())

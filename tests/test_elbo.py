@@ -72,7 +72,7 @@ def test_no_step_gives_the_mode():
 
 
 def test_the_number_of_data_is_seen_or_given():
-    niw = NIW(nn.Linear(3, 1), lr=0.1, kl_weight=1.0)
+    niw = NIW(nn.Linear(3, 1), lr=0.1, kl_weight=1.0, prior_precision=1.0)
     x = torch.randn(8, 3)
 
     def spread(**options):

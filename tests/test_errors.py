@@ -102,7 +102,7 @@ def test_one_step_within_the_burn_in_is_the_documented_fallback():
         {"burn_in": -1}, {"temperature": -1.0}, {"temperature": math.nan}, {"prior_precision": 0.0},
         {"prior_precision": -2.0}, {"n0": 0.0}, {"n0": 3.0, "wishart": "full"}, {"n0": math.nan},
         {"precision_range": (0.0, 1.0)}, {"precision_range": (2.0, 1.0)}, {"wishart": "half"},
-        {"kl_weight": -1.0}, {"trace": "some"}, {"trace": "full"},
+        {"kl_weight": -1.0}, {"trace": "some"}, {"trace": "full"}, {"temperature": 0.0, "curvature": "ggn"},
     ],
     ids=str,
 )

@@ -34,7 +34,7 @@ def split(batch):
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-@pytest.mark.parametrize("options", [{}, {"wishart": "full"}, {"curvature": "ggn"}, {"trace": "first"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"wishart": "full"}, {"curvature": "ggn"}, {"trace": "none"}], ids=str)
 def test_the_vision_loop_gives_every_parameter_its_gradient(steps, options):
     meta_batch = 2
     model = l2l.vision.models.MiniImagenetCNN(WAYS, hidden_size=8)
@@ -148,7 +148,7 @@ def test_the_model_is_never_written_to_by_an_episode():
 
 
 def test_unused_parameters_stay_at_the_prior():
-    niw = NIW(small_model(), lr=0.01, allow_unused=True)
+    niw = NIW(small_model(), lr=0.01, allow_unused=True, prior_precision=100.0)
     learner = niw.clone()
     used = {"0.weight", "2.weight", "4.weight"}
     for _ in range(4):

@@ -1,0 +1,24 @@
+import subprocess
+import sys
+import types
+
+from l2l_niw import _torchvision
+
+
+def test_learn2learn_can_be_imported_after_l2l_niw():
+    script = "import l2l_niw, learn2learn, torchvision.transforms, torchvision.models; print('imported')"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "imported" in result.stdout
+
+
+def test_a_working_torchvision_is_left_alone(monkeypatch):
+    working = types.ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", working)
+    monkeypatch.setattr(_torchvision.torch.library, "Library", None)  # any use of it would raise
+    assert _torchvision.ensure_torchvision() is False
+    assert sys.modules["torchvision"] is working
+
+
+def test_an_absent_torchvision_is_not_our_concern(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # makes its import raise ImportError
+    assert _torchvision.ensure_torchvision() is False
