@@ -11,11 +11,6 @@ from torch import Tensor
 from l2l_niw.wishart import log_determinant_gap
 
 
-def prior_precision(log_v0: Tensor, n0: Tensor) -> Tensor:
-    """P_0 = n_0 / V_0, the expected precision of a task's weights."""
-    return torch.exp(torch.log(n0).to(log_v0.dtype) - log_v0)
-
-
 def adapted_share(a: Tensor, p0: Tensor) -> Tensor:
     """A / (A + P_0): how far each weight's posterior mean goes from m_0 to the chain's mean."""
     return 1.0 / (1.0 + p0 / a)
@@ -44,7 +39,7 @@ def draw(m0: Tensor, p0: Tensor, m_bar: Tensor, a: Tensor, offset: Tensor) -> Te
     return m0 + share * (m_bar - m0) + torch.sqrt(share) * offset
 
 
-def expected_kl(mean: Tensor, variance: Tensor, m0: Tensor, log_v0: Tensor, n0: Tensor, wishart: str) -> Tensor:
+def expected_kl(mean: Tensor, variance: Tensor, m0: Tensor, p0: Tensor, n0: Tensor, wishart: str) -> Tensor:
     """
     **Description**
 
@@ -52,7 +47,6 @@ def expected_kl(mean: Tensor, variance: Tensor, m0: Tensor, log_v0: Tensor, n0: 
     closed form, also half of g_i up to its constant), written as the KL to N(m_0, 1 / P_0) plus what
     not knowing Sigma costs. Each summand is non-negative, so that float32 survives d in the millions.
     """
-    p0 = prior_precision(log_v0, n0)
     ratio = p0 * variance
     gaussian = (ratio - 1.0 - torch.log(ratio) + p0 * (mean - m0).square()).sum()
     return 0.5 * (gaussian + log_determinant_gap(n0, mean.numel(), wishart).to(gaussian.dtype))

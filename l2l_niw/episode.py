@@ -75,14 +75,14 @@ class Episode:
         return self.chain.mean + (m0 - m0.detach()) if self.trace == "first" else self.chain.mean
 
     def draw(self, flat: FlatPrior) -> Tensor:
-        return draw(flat.m0, self.prior.precision(flat), self.m_bar(flat.m0), self.a, self.offset)
+        return draw(flat.m0, flat.p0, self.m_bar(flat.m0), self.a, self.offset)
 
     def posterior(self, flat: FlatPrior) -> Tuple[Tensor, Tensor]:
-        return episode_posterior(flat.m0, self.prior.precision(flat), self.m_bar(flat.m0), self.a)
+        return episode_posterior(flat.m0, flat.p0, self.m_bar(flat.m0), self.a)
 
     def kl(self, flat: FlatPrior) -> Tensor:
         n0 = self.prior.degrees(flat.raw_n0)
-        return expected_kl(*self.posterior(flat), flat.m0, flat.log_v0, n0, self.prior.wishart)
+        return expected_kl(*self.posterior(flat), flat.m0, flat.p0, n0, self.prior.wishart)
 
     def weights(self, at_chain: bool) -> Tensor:
         """The network that a forward runs, flat: the chain's state, or a draw from q_i; both reach L_0."""
@@ -117,6 +117,8 @@ class EpisodeWeights(torch.autograd.Function):
                 values.append(episode.kl(flat))
                 gradients.append(torch.full_like(values[1], episode.kl_weight / episode.query_n))
                 episode.kl_weight = 0.0
-            g_m0, g_log_v0, g_raw = torch.autograd.grad(values, flat, gradients)
+            g_m0, g_log_variance, g_raw = torch.autograd.grad(
+                values, flat, gradients, allow_unused=True, materialize_grads=True
+            )
         split = prior.layout.split
-        return (None, None, *split(g_m0), *split(g_log_v0), g_raw)
+        return (None, None, *split(g_m0), *split(g_log_variance), g_raw)

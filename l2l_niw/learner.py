@@ -13,7 +13,6 @@ from l2l_niw.episode import Episode
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.posterior import Posterior, batch_size
 from l2l_niw.weights import find_slots, put
-from l2l_niw.wishart import mode
 
 if TYPE_CHECKING:
     from l2l_niw.niw import NIW
@@ -198,8 +197,7 @@ class NIWLearner(BaseLearner):
                                 "and a positive lr.")
         prior, layout = self._prior, self._prior.layout
         with torch.no_grad():
-            flat = prior.flat()
-            mean, variance = mode(flat.m0, flat.log_v0, prior.degrees(flat.raw_n0), prior.wishart)
+            mean, variance = prior.mode(prior.flat())
         seen: List[int] = []
         host = Posterior(self.module, layout, mean, variance)
 

@@ -16,7 +16,7 @@ from l2l_niw.learner import NIWLearner
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
 from l2l_niw.weights import Layout, check_parameters
-from l2l_niw.wishart import WISHARTS, initial_degrees, lower_bound, mode, to_raw
+from l2l_niw.wishart import WISHARTS, initial_degrees, lower_bound, to_raw
 
 TRACES = ("none", "first", "full")
 
@@ -29,10 +29,10 @@ class NIW(BaseLearner):
     learned Normal-Inverse-Wishart posterior, and each episode is solved in closed form from a short
     Langevin chain, so that no graph of inner steps is kept.
 
-    `niw.module` is the model itself, and its parameters are m_0. Beside them stand `log_v0`, one
-    tensor a parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop (`clone`, `adapt`, query
-    loss, `backward`) every parameter of `niw.parameters()` receives its gradient of
-    mean query loss + kl_weight * KL / n.
+    `niw.module` is the model itself, and its parameters are m_0. Beside them stand `log_variance`,
+    log(V_0 / n_0), one tensor a parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop
+    (`clone`, `adapt`, query loss, `backward`) every parameter of `niw.parameters()` receives its
+    gradient of mean query loss + kl_weight * KL / n.
 
     **Arguments**
 
@@ -155,15 +155,15 @@ class NIW(BaseLearner):
             raise ArgumentError(f"prior_precision must be positive and finite, got {prior_precision}.")
         if not bound < n0 < math.inf:
             raise ArgumentError(f"n0 must be above {bound:g} for wishart='{self.wishart}' and d = {d}, got {n0}.")
-        log_v0 = math.log(n0) - math.log(prior_precision)
-        self.log_v0 = nn.ParameterList(
+        log_variance = -math.log(prior_precision)
+        self.log_variance = nn.ParameterList(
             nn.Parameter(
-                torch.full_like(p, log_v0, dtype=torch.promote_types(p.dtype, torch.float32)),
+                torch.full_like(p, log_variance, dtype=torch.promote_types(p.dtype, torch.float32)),
                 requires_grad=p.requires_grad,
             )
             for p in parameters
         )
-        raw = torch.tensor(to_raw(n0, self.wishart, d), dtype=self.log_v0[0].dtype, device=parameters[0].device)
+        raw = torch.tensor(to_raw(n0, self.wishart, d), dtype=self.log_variance[0].dtype, device=parameters[0].device)
         self.raw_n0 = nn.Parameter(raw)
         self.register_buffer("full_wishart", torch.tensor(self.wishart == "full", device=parameters[0].device))
 
@@ -212,8 +212,7 @@ class NIW(BaseLearner):
         """
         prior = self._prior()
         with torch.no_grad():
-            flat = prior.flat()
-            mean, variance = mode(flat.m0, flat.log_v0, prior.degrees(flat.raw_n0), prior.wishart)
+            mean, variance = prior.mode(prior.flat())
         return Posterior(self.module, prior.layout, mean, variance)
 
     def _prior(self) -> Prior:
@@ -225,10 +224,9 @@ class NIW(BaseLearner):
                 "then wrap it, so that V_0 covers every parameter."
             )
         layout = Layout(self.module)
-        log_v0 = dict(zip(self._names, self.log_v0))
-        return Prior(
-            layout, self.wishart, [parameters[n] for n in layout.names], [log_v0[n] for n in layout.names], self.raw_n0
-        )
+        log_variance = dict(zip(self._names, self.log_variance))
+        m0, variances = ([source[name] for name in layout.names] for source in (parameters, log_variance))
+        return Prior(layout, self.wishart, m0, variances, self.raw_n0)
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:
@@ -242,7 +240,7 @@ class NIW(BaseLearner):
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted yet. Clone, adapt, then ask.")
         prior, a = self._newest.prior, self._newest.a
-        layout, p0 = prior.layout, prior.precision(prior.flat())
+        layout, p0 = prior.layout, prior.flat().p0
         clamped = (self._newest.raw_a != a).to(a.dtype)
         columns = zip(layout.names, *(layout.split(t) for t in (p0, a, adapted_share(a, p0), clamped)))
         return {

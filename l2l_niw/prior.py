@@ -1,33 +1,41 @@
 """L_0 = (m_0, V_0, n_0), the parameters of q(phi), as the leaves that an optimiser updates."""
 
-from typing import List, NamedTuple, Sequence
+from typing import List, NamedTuple, Sequence, Tuple
 
+import torch
 from torch import Tensor
 
-from l2l_niw.closed_form import prior_precision
 from l2l_niw.weights import Layout
-from l2l_niw.wishart import from_raw
+from l2l_niw.wishart import from_raw, mode
 
 
 class FlatPrior(NamedTuple):
-    """L_0 as flat vectors, and n_0's unconstrained scalar."""
+    """L_0 as flat vectors, V_0 as log(V_0 / n_0), and n_0's unconstrained scalar."""
 
     m0: Tensor
-    log_v0: Tensor
+    log_variance: Tensor
     raw_n0: Tensor
+
+    @property
+    def p0(self) -> Tensor:
+        """P_0 = n_0 / V_0, the expected precision of a task's weights."""
+        return torch.exp(-self.log_variance)
 
 
 class Prior:
     """
     **Description**
 
-    The leaves behind L_0 for the weights of a layout: the model's parameters, one log V_0 a
-    parameter, and the scalar that n_0 is computed from.
+    The leaves behind L_0 for the weights of a layout: the model's parameters, one log(V_0 / n_0) a
+    parameter, and the scalar that n_0 is computed from. V_0 is held relative to n_0, which grows
+    without end as episodes come in: held by itself, it would have to run after n_0 to keep P_0.
     """
 
-    def __init__(self, layout: Layout, wishart: str, m0: Sequence[Tensor], log_v0: Sequence[Tensor], raw_n0: Tensor):
+    def __init__(
+        self, layout: Layout, wishart: str, m0: Sequence[Tensor], log_variance: Sequence[Tensor], raw_n0: Tensor
+    ):
         self.layout, self.wishart = layout, wishart
-        self.leaves: List[Tensor] = [*m0, *log_v0, raw_n0]
+        self.leaves: List[Tensor] = [*m0, *log_variance, raw_n0]
 
     def flat(self) -> FlatPrior:
         """Flat vectors with a graph to the leaves."""
@@ -39,6 +47,8 @@ class Prior:
         """n_0, within its domain whatever the unconstrained scalar."""
         return from_raw(raw_n0, self.wishart, self.layout.d)
 
-    def precision(self, flat: FlatPrior) -> Tensor:
-        """P_0 = n_0 / V_0."""
-        return prior_precision(flat.log_v0, self.degrees(flat.raw_n0))
+    def mode(self, flat: FlatPrior) -> Tuple[Tensor, Tensor]:
+        """The mode phi* of q(phi): mean and variance of the weights of a new task."""
+        n0 = self.degrees(flat.raw_n0)
+        log_v0 = flat.log_variance + torch.log(n0).to(flat.log_variance.dtype)
+        return mode(flat.m0, log_v0, n0, self.wishart)

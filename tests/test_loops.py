@@ -278,9 +278,9 @@ def test_deep_copies_are_independent():
     twin = copy.deepcopy(niw)
     with torch.no_grad():
         twin.module[0].weight.add_(1.0)
-        twin.log_v0[0].add_(1.0)
+        twin.log_variance[0].add_(1.0)
     assert not torch.equal(twin.module[0].weight, niw.module[0].weight)
-    assert not torch.equal(twin.log_v0[0], niw.log_v0[0])
+    assert not torch.equal(twin.log_variance[0], niw.log_variance[0])
     assert torch.equal(twin.clone()(x), twin.module(x))
 
 

@@ -38,7 +38,7 @@ def written_out(niw, iterates, x_query, y_query, n, trace):
     """f_i + kl_weight * KL / n from stored iterates and the formulas, as functions of new leaves for L_0."""
     model = niw.module
     m0 = flat(model.parameters()).detach().requires_grad_()
-    log_v0 = flat(niw.log_v0).detach().requires_grad_()
+    log_variance = flat(niw.log_variance).detach().requires_grad_()
     raw = niw.raw_n0.detach().clone().requires_grad_()
     d = m0.numel()
     n0 = raw.exp() + (d - 1 if niw.wishart == "full" else 0)
@@ -46,15 +46,15 @@ def written_out(niw, iterates, x_query, y_query, n, trace):
     pseudo = 2 * niw.lr * niw.temperature / n
     a = len(kept) / ((kept - kept.mean(0)).square().sum(0) + pseudo)
     shift = m0 - m0.detach() if trace == "first" else 0.0
-    m_bar, p0 = kept.mean(0) + shift, n0 / log_v0.exp()
+    m_bar, p0 = kept.mean(0) + shift, 1 / log_variance.exp()
     mean = (a * m_bar + p0 * m0) / (a + p0)
     variance = 1 / (a + p0)
     theta = mean + variance.sqrt() * a.sqrt() * (iterates[-1] - kept.mean(0))
     parts = theta.split([p.numel() for p in model.parameters()])
     weights = {k: part.view_as(p) for (k, p), part in zip(model.named_parameters(), parts)}
     f = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (x_query,)), y_query)
-    kl = expected_kl(mean, variance, m0, log_v0, n0, niw.wishart)
-    return f, kl, torch.autograd.grad(f + niw.kl_weight * kl / len(y_query), (m0, log_v0, raw))
+    kl = expected_kl(mean, variance, m0, p0, n0, niw.wishart)
+    return f, kl, torch.autograd.grad(f + niw.kl_weight * kl / len(y_query), (m0, log_variance, raw))
 
 
 @pytest.mark.parametrize("wishart", WISHARTS)
@@ -65,11 +65,11 @@ def test_an_unmodified_loop_gets_the_gradient_of_the_written_out_objective(wisha
     learner, iterates = episode(niw, x, y)
     loss = nn.functional.cross_entropy(learner(x_query), y_query)
     loss.backward()
-    f, kl, (g_m0, g_log_v0, g_raw) = written_out(niw, iterates, x_query, y_query, len(y), trace)
+    f, kl, (g_m0, g_log_variance, g_raw) = written_out(niw, iterates, x_query, y_query, len(y), trace)
     assert torch.allclose(loss, f, atol=1e-12)
     assert torch.allclose(learner.kl(), kl)
     assert torch.allclose(flat(p.grad for p in model.parameters()), g_m0, atol=1e-10)
-    assert torch.allclose(flat(p.grad for p in niw.log_v0), g_log_v0, atol=1e-10)
+    assert torch.allclose(flat(p.grad for p in niw.log_variance), g_log_variance, atol=1e-10)
     assert torch.allclose(niw.raw_n0.grad, g_raw, atol=1e-10)
 
 
@@ -154,7 +154,7 @@ def test_the_posterior_is_differentiable_in_l0_and_its_mean_is_the_closed_form()
     assert torch.allclose(flat(post.variance.values()), variance)
     flat(post.mean.values()).sum().backward()
     assert torch.allclose(flat(p.grad for p in model.parameters()), 50.0 / (a + 50.0))
-    assert all(p.grad.abs().max() > 0 for p in niw.log_v0)
+    assert all(p.grad.abs().max() > 0 for p in niw.log_variance)
 
 
 def test_samples_have_the_posteriors_moments_and_predictions_are_their_outputs():
@@ -241,7 +241,7 @@ def test_half_precision_models_keep_float32_moments():
     assert learner._chain.mean.dtype == torch.float32
     learner(x + 1).square().mean().backward()
     assert model.weight.grad.dtype == torch.bfloat16
-    assert niw.log_v0[0].grad.dtype == torch.float32
+    assert niw.log_variance[0].grad.dtype == torch.float32
 
 
 def test_wrapper_follows_to_another_dtype():
