@@ -1,13 +1,21 @@
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
     name="l2l_niw",
     version="0.1.0",
+    description="NIW-Meta, a hierarchical Bayesian few-shot learner, with learn2learn's API",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
     packages=find_packages(include=["l2l_niw", "l2l_niw.*"]),
     package_data={"l2l_niw": ["py.typed"]},
     python_requires=">=3.9",
+    # gym: newer ones break learn2learn's environments (0.24 asserts, 0.25 hangs, 0.26 steps return 5 values)
     install_requires=["torch>=2.1", "numpy", "learn2learn>=0.2.0", "gym==0.23.1"],
     extras_require={
-        "dev": ["pytest", "hypothesis", "scipy", "ruff", "tqdm", "matplotlib", "torchmetrics"],
+        "examples": ["tqdm", "matplotlib", "pillow", "torchmetrics"],
+        "dev": ["pytest", "hypothesis", "scipy", "ruff", "tqdm", "matplotlib", "pillow", "torchmetrics"],
     },
 )
