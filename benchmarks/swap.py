@@ -142,7 +142,7 @@ def seed_everything(seed):
     torch.manual_seed(seed)
 
 
-def train(method, seed, tasks, config, checkpoint, build=None):
+def train(method, seed, tasks, config, checkpoint, build=None, every=100):
     """learn2learn's outer loop, from the last checkpoint on; returns the wrapper and its log."""
     seed_everything(seed)
     model = l2l.vision.models.OmniglotCNN(config["ways"], hidden_size=config["filters"])
@@ -178,7 +178,7 @@ def train(method, seed, tasks, config, checkpoint, build=None):
         seconds += time.perf_counter() - began
         log.append((round(error, 4), round(accuracy, 4)))
         bar.set_postfix(loss=f"{np.mean(log[-50:], 0)[0]:.3f}", acc=f"{np.mean(log[-50:], 0)[1]:.3f}")
-        if (iteration + 1) % 100 == 0:
+        if (iteration + 1) % every == 0:
             torch.save({"wrapper": wrapper.state_dict(), "opt": opt.state_dict(), "log": log,
                         "seconds": seconds, "iteration": iteration + 1, "random": random.getstate(),
                         "numpy": np.random.get_state(), "torch": torch.get_rng_state()}, checkpoint)

@@ -1,0 +1,85 @@
+"""The examples and benchmarks run, on the smallest sizes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+
+import cost
+import demo
+import swap
+import swap_maml
+
+TINY = {**swap.CONFIG, "filters": 4, "steps": 2, "meta_batch": 2, "queries": 2, "test_tasks": 4, "samples": 2}
+
+
+@pytest.mark.parametrize("method", ["maml", "niw"])
+def test_the_swap_example_runs(method, capsys):
+    swap_maml.main(method=method, iterations=2, tasks_per_batch=2)
+    assert f"{method}: query loss" in capsys.readouterr().out
+
+
+def test_the_demo_prints_a_table_and_saves_a_plot(tmp_path, capsys):
+    demo.main(iterations=2, meta_batch=2, test_tasks=3, out=tmp_path)
+    printed = capsys.readouterr().out
+    assert "MAML" in printed
+    assert "NIW" in printed
+    assert Image.open(tmp_path / "predictions.png").width > 500
+
+
+@pytest.fixture
+def omniglot(tmp_path):
+    """Seven characters of six drawings each, in torchvision's folders."""
+    for part in ("background", "evaluation"):
+        for character in range(7):
+            folder = tmp_path / "omniglot-py" / f"images_{part}" / "alphabet" / f"character{character}"
+            folder.mkdir(parents=True)
+            for drawing in range(6):
+                pixels = (torch.rand(105, 105) * 255).byte().numpy()
+                Image.fromarray(pixels).save(folder / f"{drawing}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("method", list(swap.METHODS))
+def test_the_swap_benchmark_scores_every_method(method, omniglot, tmp_path, capsys):
+    swap.run(method, 0, omniglot, {**TINY, "iterations": 2}, tmp_path / "results")
+    result = json.loads((tmp_path / "results" / f"{method}-0.json").read_text())
+    assert 0 <= result["test"]["accuracy"] <= 1
+    assert 0 <= result["test"]["ece"] <= 1
+    swap.report(tmp_path / "results")
+    assert f"| {method} | 1 |" in capsys.readouterr().out
+
+
+def test_a_stopped_swap_goes_on_to_the_same_result(omniglot, tmp_path):
+    tasks = swap.taskset(swap.load_characters(omniglot, "background"), 5, 1, 2)
+
+    def train(iterations, checkpoint):
+        return swap.train("NIW", 0, tasks, {**TINY, "iterations": iterations}, checkpoint, every=2)[0].state_dict()
+
+    whole = train(4, tmp_path / "whole.pt")
+    train(2, tmp_path / "parts.pt")
+    parts = train(4, tmp_path / "parts.pt")
+    for key, value in whole.items():
+        assert torch.equal(value, parts[key]), key
+
+
+def test_missing_data_says_how_to_get_it(tmp_path):
+    with pytest.raises(SystemExit, match="download=True"):
+        swap.load_characters(tmp_path, "background")
+
+
+def test_the_cost_benchmark_measures_in_a_process_of_its_own():
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "cost.py"), "--measure", "NIW",
+               "--episodes", "1", "--steps", "1", "--filters", "4", "--queries", "1"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    measured = json.loads(output.splitlines()[-1])
+    assert measured["seconds"] > 0
+    assert measured["peak"] > measured["own"] > 0
+    assert set(cost.METHODS) >= {"FO-MAML", "MAML", "NIW"}
