@@ -1,6 +1,7 @@
 """Where A, the curvature of an episode's loss, comes from: strategies chosen by name."""
 
 import math
+from itertools import product
 from typing import Optional, Sequence, Union
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from l2l_niw.chain import Chain
 from l2l_niw.errors import ArgumentError, ChainError
+from l2l_niw.forwards import Forward
 
 LIKELIHOODS = ("categorical", "gaussian")
 
@@ -23,9 +25,6 @@ class SGLD:
 
     noisy = True
     needs_outputs = False
-
-    def observe(self, outputs: Optional[Tensor], weights: Sequence[Tensor]) -> None:
-        """Nothing to see before a step: the iterates themselves tell."""
 
     def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
         if temperature == 0:
@@ -64,16 +63,27 @@ class GGN:
             raise ArgumentError(f"likelihood must be one of {LIKELIHOODS}, got {likelihood!r}.")
         if not noise > 0:
             raise ArgumentError(f"noise must be positive, got {noise}.")
-        if samples is not None and samples < 1:
-            raise ArgumentError(f"samples must be at least 1, or None for the exact diagonal, got {samples}.")
+        if samples is not None and (samples < 1 or samples != int(samples)):
+            raise ArgumentError(f"samples must be a whole number, or None for the exact diagonal, got {samples}.")
         self.likelihood, self.noise, self.samples = likelihood, noise, samples
 
-    def observe(self, outputs: Optional[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        """The diagonal for the data behind `outputs`, flat over `weights`."""
-        if not isinstance(outputs, Tensor) or not outputs.requires_grad:
+    def observe(self, forwards: Sequence[Forward]) -> Tensor:
+        """The diagonal for the data behind a loss, from the forwards that it was computed from."""
+        if not forwards:
             raise ChainError(
-                "curvature='ggn' needs the outputs behind the loss: call the learner itself on the support "
-                "(`learner(x)`, one tensor out) before adapt(loss), or choose curvature='sgld'."
+                "curvature='ggn' needs the outputs behind the loss: call the learner itself on the support, "
+                "`learner(x)`, before adapt(loss), or choose curvature='sgld'."
+            )
+        return sum(self.diagonal(forward.outputs, forward.weights) for forward in forwards)
+
+    def diagonal(self, outputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """The diagonal for the data behind `outputs`, flat over `weights`."""
+        if not isinstance(outputs, Tensor):
+            raise ChainError(f"curvature='ggn' needs a model that returns one tensor, got {type(outputs).__name__}.")
+        if self.likelihood == "categorical" and outputs.shape[-1] < 2:
+            raise ArgumentError(
+                f"curvature: outputs of shape {tuple(outputs.shape)} are no logits of a categorical likelihood. For "
+                "regression give curvature=GGN('gaussian', noise=...)."
             )
         scores = self._sampled(outputs) if self.samples else self._square_root(outputs)
         total = 0.0
@@ -96,17 +106,16 @@ class GGN:
 
     def _square_root(self, outputs: Tensor):
         """Columns of a square root of the Hessian in the outputs, one datum and one output each."""
-        p = outputs.detach().softmax(-1)
-        for index in range(outputs.numel()):
+        width = outputs.shape[-1]
+        p = outputs.detach().softmax(-1).reshape(-1, width)
+        for row, k in product(range(len(p)), range(width)):
             score = torch.zeros_like(p)
             if self.likelihood == "gaussian":
-                score.view(-1)[index] = 1.0 / self.noise
+                score[row, k] = 1.0 / self.noise
             else:
-                row, k = divmod(index, p.shape[-1])
-                onehot = F.one_hot(torch.tensor(k), p.shape[-1]).to(p)
-                probabilities = p.reshape(-1, p.shape[-1])[row]
-                score.view(-1, p.shape[-1])[row] = probabilities[k].sqrt() * (onehot - probabilities)
-            yield score
+                onehot = F.one_hot(torch.tensor(k), width).to(p)
+                score[row] = p[row, k].sqrt() * (onehot - p[row])
+            yield score.view_as(outputs)
 
     def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
         return observed / (chain.steps * temperature)
@@ -126,4 +135,6 @@ def make_curvature(curvature: Union[str, Curvature]) -> Curvature:
         if curvature not in STRATEGIES:
             raise ArgumentError(f"curvature must be one of {tuple(STRATEGIES)} or a strategy, got {curvature!r}.")
         return STRATEGIES[curvature]()
+    if not isinstance(curvature, tuple(STRATEGIES.values())):
+        raise ArgumentError(f"curvature must be a name or a strategy such as GGN(), got {curvature!r}.")
     return curvature

@@ -5,10 +5,12 @@ from typing import Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from l2l_niw.chain import Chain
 from l2l_niw.closed_form import draw, episode_posterior, expected_kl
-from l2l_niw.curvature import Curvature
+from l2l_niw.errors import LossError
+from l2l_niw.options import Options
 from l2l_niw.prior import FlatPrior, Prior
 
 
@@ -16,47 +18,39 @@ class Episode:
     """
     **Description**
 
-    The chain's moments (m_bar, A) and a deviation from m_bar. They are constants to L_0, except that
-    m_bar may keep a trace of m_0. A and the deviation cost nothing until they are asked for.
+    The chain's moments (m_bar, A), constants to L_0, and a deviation from m_bar. A and the deviation
+    cost nothing until they are asked for.
 
     **Arguments**
 
     * **prior** (Prior) - L_0's leaves.
     * **chain** (Chain) - The chain after its last step.
-    * **curvature** (SGLD or GGN) - Where A comes from.
-    * **observed** (Tensor) - What that strategy saw, summed over the steps; None if it looks at iterates.
+    * **options** (Options) - The wrapper's.
+    * **observed** (Tensor) - What the curvature strategy saw, summed over the steps, if it looks.
     * **used** (list) - Which parameters the losses depended on; the others' A is the floor.
     * **pseudo** (float) - The variance that one step's noise adds.
-    * **temperature** (float) - The chain's temperature.
-    * **precision_range** (tuple) - Floor and ceiling of A.
-    * **trace** (str) - How m_bar depends on m_0.
-    * **kl_weight** (float) - Weight of the KL whose gradient a query loss brings along; 0 for none.
     """
 
     def __init__(
         self,
         prior: Prior,
         chain: Chain,
-        curvature: Curvature,
+        options: Options,
         observed: Optional[Tensor],
         used: Sequence[bool],
         pseudo: float,
-        temperature: float,
-        precision_range: Tuple[float, float],
-        trace: str,
-        kl_weight: float,
     ):
-        self.prior, self.chain, self.curvature = prior, chain, curvature
-        self.observed, self.used = observed, used
-        self.pseudo, self.temperature, self.precision_range = pseudo, temperature, precision_range
-        self.trace, self.kl_weight = trace, kl_weight
+        self.prior, self.chain, self.options = prior, chain, options
+        self.observed, self.used, self.pseudo = observed, used, pseudo
+        self.kl_pending = options.auto_kl and options.kl_weight > 0
         self.query_n = 1  # data behind the query loss: the learner sets it at each forward
 
     @cached_property
     def raw_a(self) -> Tensor:
         """A before it is clamped."""
+        options = self.options
         with torch.no_grad():
-            a = self.curvature.precision(self.chain, self.observed, self.pseudo, self.temperature)
+            a = options.curvature.precision(self.chain, self.observed, self.pseudo, options.temperature)
             if all(self.used):
                 return a
             parts = zip(a.split(self.prior.layout.sizes), self.used)
@@ -64,29 +58,29 @@ class Episode:
 
     @cached_property
     def a(self) -> Tensor:
-        return self.raw_a.clamp(*self.precision_range)
+        return self.raw_a.clamp(*self.options.precision_range)
 
     @cached_property
     def offset(self) -> Tensor:
-        return self.curvature.offset(self.chain, self.a)
-
-    def m_bar(self, m0: Tensor) -> Tensor:
-        """The chain's mean: constant, at a constant distance from m_0, or with the steps' own graph."""
-        return self.chain.mean + (m0 - m0.detach()) if self.trace == "first" else self.chain.mean
-
-    def draw(self, flat: FlatPrior) -> Tensor:
-        return draw(flat.m0, flat.p0, self.m_bar(flat.m0), self.a, self.offset)
+        return self.options.curvature.offset(self.chain, self.a)
 
     def posterior(self, flat: FlatPrior) -> Tuple[Tensor, Tensor]:
-        return episode_posterior(flat.m0, flat.p0, self.m_bar(flat.m0), self.a)
+        return episode_posterior(flat.m0, flat.p0, self.chain.mean, self.a)
 
     def kl(self, flat: FlatPrior) -> Tensor:
         n0 = self.prior.degrees(flat.raw_n0)
         return expected_kl(*self.posterior(flat), flat.m0, flat.p0, n0, self.prior.wishart)
 
+    def draw(self, flat: FlatPrior) -> Tensor:
+        """A network from q_i; its way back to m_0 includes what `trace` says of the chain's mean."""
+        m_bar = self.chain.mean
+        if self.options.trace == "first":
+            m_bar = m_bar + (flat.m0 - flat.m0.detach())
+        return draw(flat.m0, flat.p0, m_bar, self.a, self.offset)
+
     def weights(self, at_chain: bool) -> Tensor:
-        """The network that a forward runs, flat: the chain's state, or a draw from q_i; both reach L_0."""
-        if self.trace == "full":
+        """The network that a forward runs, flat: the chain's state or a draw from q_i; both reach L_0."""
+        if self.options.trace == "full":
             return self.chain.theta if at_chain else self.draw(self.prior.flat())
         return EpisodeWeights.apply(self, at_chain, *self.prior.leaves)
 
@@ -103,22 +97,39 @@ class EpisodeWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, episode: Episode, at_chain: bool, *leaves: Tensor) -> Tensor:
-        ctx.episode = episode
-        return episode.chain.theta.detach() if at_chain else episode.draw(episode.prior.flat())
+        ctx.episode, ctx.versions = episode, [leaf._version for leaf in leaves]
+        return episode.chain.theta.detach() if at_chain else episode.draw(episode.prior.flatten(leaves))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor):
         episode = ctx.episode
-        prior = episode.prior
+        prior, layout = episode.prior, episode.prior.layout
+        # not save_for_backward: a query in parts comes through here once a part
+        if ctx.versions != [leaf._version for leaf in prior.leaves]:
+            raise LossError("backward: the model's parameters were changed since the query's forward; take optimiser "
+                            "steps after backward only.")
         with torch.enable_grad():
             flat = FlatPrior(*(t.detach().requires_grad_() for t in prior.flat()))
             values, gradients = [episode.draw(flat)], [gradient]
-            if episode.kl_weight:
+            if episode.kl_pending:
                 values.append(episode.kl(flat))
-                gradients.append(torch.full_like(values[1], episode.kl_weight / episode.query_n))
-                episode.kl_weight = 0.0
+                gradients.append(torch.full_like(values[1], episode.options.kl_weight / episode.query_n))
+                episode.kl_pending = False
             g_m0, g_log_variance, g_raw = torch.autograd.grad(
                 values, flat, gradients, allow_unused=True, materialize_grads=True
             )
-        split = prior.layout.split
-        return (None, None, *split(g_m0), *split(g_log_variance), g_raw)
+        return (None, None, *layout.split(g_m0), *layout.split(g_log_variance, cast=False), g_raw)
+
+
+class ModelWeights(torch.autograd.Function):
+    """The model's own parameters, m_0, before any step: V_0 and n_0 have no part, and a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx, count: int, *leaves: Tensor) -> Tuple[Tensor, ...]:
+        ctx.save_for_backward(*leaves[count:])
+        return tuple(m0.clone() for m0 in leaves[:count])
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor):
+        return (None, *gradients, *(torch.zeros_like(leaf) for leaf in ctx.saved_tensors))

@@ -1,5 +1,6 @@
 """One task's network: a clone of the model, its Langevin chain, and the posterior that follows from it."""
 
+import copy
 from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 
 import torch
@@ -8,10 +9,12 @@ from learn2learn.utils import clone_module
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
+from l2l_niw.checks import check_loss, check_number, check_step, check_used
 from l2l_niw.elbo import minimise_elbo
-from l2l_niw.episode import Episode
+from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
-from l2l_niw.posterior import Posterior, batch_size
+from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data
+from l2l_niw.posterior import Posterior
 from l2l_niw.weights import find_slots, put
 
 if TYPE_CHECKING:
@@ -23,9 +26,11 @@ class NIWLearner(BaseLearner):
     **Description**
 
     What `NIW.clone()` returns. Before any `adapt` it computes what the model computes. After a step, a
-    forward on inputs that it has adapted to runs at the chain's state, and a forward on any other
-    inputs, the query's, runs a network drawn from the posterior q_i of the chain so far; a loss on the
-    outputs sends its gradient, and the KL's, to L_0.
+    forward on the inputs that the step was taken on runs at the chain's state, and a forward on any
+    other inputs, the query's, runs a network drawn from the posterior q_i of the chain so far; a loss
+    on the outputs sends its gradient, and the KL's, to L_0.
+
+    `learner.module` and `learner.parameters()` hold the chain's state.
     """
 
     def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool):
@@ -34,35 +39,42 @@ class NIWLearner(BaseLearner):
         self.allow_unused, self.allow_nograd = allow_unused, allow_nograd
         self._prior = niw._prior()
         self._slots = find_slots(self.module, self._prior.layout)
-        held = {i: owner._parameters[key] for owner, key, i in self._slots}
-        self._at_chain: List[Tensor] = [held[i] for i in range(len(held))]
+        count = len(self._prior.layout.names)
+        self._at_chain: List[Tensor] = list(ModelWeights.apply(count, *self._prior.leaves))
         self._drawn: Optional[List[Tensor]] = None  # made when a query comes
         self._chain: Optional[Chain] = None
         self._episode: Optional[Episode] = None
         self._observed: Optional[Tensor] = None
-        self._used = [False] * len(held)
-        self._support: List[tuple] = []  # inputs of the forwards that were adapted to
-        self._recent: List[tuple] = []  # inputs of the forwards since the last step
-        self._outputs: Optional[Tensor] = None
-        self._n: Optional[int] = None
+        self._used = [False] * count
+        self._support: List[Inputs] = []  # what the last step was taken on
+        self._recent: List[Forward] = []  # forwards since the last step
+        put(self._slots, self._at_chain)
 
     def forward(self, *args, **kwargs):
-        if self._episode is not None:
-            self._hold(any(_same(args, inputs) for inputs in self._support))
-        outputs = self.module(*args, **kwargs)
-        self._n = batch_size(outputs, args)
-        if self._episode is not None:
-            self._episode.query_n = self._n or 1
+        inputs = Inputs(args, kwargs)
+        query = self._episode is not None and not any(inputs.same_as(support) for support in self._support)
+        weights = self._draw() if query else self._at_chain
         if torch.is_grad_enabled():
-            self._recent.append(args)
-            self._outputs = outputs if self.niw.curvature.needs_outputs else None
+            weights = [w.view_as(w) for w in weights]
+        put(self._slots, weights)
+        try:
+            outputs = self.module(*args, **kwargs)
+        finally:
+            put(self._slots, self._at_chain)
+        if torch.is_grad_enabled():
+            n = batch_size(outputs, (args, kwargs))
+            kept = outputs if self.niw.options.curvature.needs_outputs else None
+            self._recent = [*self._recent[1 - REMEMBERED :], Forward(inputs, weights, n, kept)]
+            if self._episode is not None:
+                self._episode.query_n = n or 1
         return outputs
 
-    def _hold(self, at_chain: bool) -> None:
-        """Puts the chain's state, or the draw from q_i, into the module."""
-        if not at_chain and self._drawn is None:
-            self._drawn = self._prior.layout.split(self._episode.weights(at_chain=False))
-        put(self._slots, self._at_chain if at_chain else self._drawn)
+    def _draw(self) -> List[Tensor]:
+        """This step's network from q_i: one for all queries, with its graph even if the first runs without."""
+        if self._drawn is None:
+            with torch.enable_grad():
+                self._drawn = self._prior.layout.split(self._episode.weights(at_chain=False))
+        return self._drawn
 
     def adapt(
         self,
@@ -87,23 +99,30 @@ class NIWLearner(BaseLearner):
         * **allow_nograd** (bool, *optional*, default=None) - Whether parameters with
             `requires_grad = False` are left alone. Defaults to the wrapper's.
         * **n** (int, *optional*, default=None) - The number of data behind the loss. Defaults to the
-            batch size of the learner's last forward, or 1 if it was not called.
+            batch size of the forwards that it was computed from, or 1 if there was none.
         """
-        n = _checked_count(n) or self._n or 1
+        options = self.niw.options
+        if n is not None:
+            check_number("n, the number of data behind the loss,", n, 1, whole=True)
         self._check_nograd(self.allow_nograd if allow_nograd is None else allow_nograd)
-        _check_loss(loss)
-        observed = self.niw.curvature.observe(self._outputs, self._held())
-        gradients = self._gradients(loss, self.allow_unused if allow_unused is None else allow_unused)
-        if observed is not None:
-            self._observed = observed if self._observed is None else self._observed + observed
-        self._used = [used or g is not None for used, g in zip(self._used, gradients)]
-        self._support += [args for args in self._recent if not any(_same(args, old) for old in self._support)]
-        self._recent, self._outputs = [], None
-        self._step(gradients, n)
-
-    def _held(self) -> List[Tensor]:
-        held = {i: owner._parameters[key] for owner, key, i in self._slots}
-        return [held[i] for i in range(len(held))]
+        check_loss(loss)
+        recent, self._recent = self._recent, []  # whatever becomes of this loss, its forwards are done with
+        gradients, forwards = self._gradients(loss, recent)
+        check_used(self._prior.layout.names, gradients, self.allow_unused if allow_unused is None else allow_unused)
+        n = count_data(forwards) if n is None else n
+        observed = self._observed
+        if options.curvature.needs_outputs:
+            observed = options.curvature.observe(forwards) + (0.0 if observed is None else observed)
+        used = [before or g is not None for before, g in zip(self._used, gradients)]
+        chain = self._step(gradients, n)
+        pseudo = noise_variance(self.niw.lr, options.temperature, n)
+        episode = Episode(self._prior, chain, options, observed, used, pseudo)
+        weights = self._prior.layout.split(episode.weights(at_chain=True))
+        self._chain, self._observed, self._used, self._episode = chain, observed, used, episode
+        self._at_chain, self._drawn = weights, None
+        self._support = [forward.inputs for forward in forwards]
+        put(self._slots, weights)
+        self.niw._remember(episode)
 
     def _check_nograd(self, allow_nograd: bool) -> None:
         if allow_nograd:
@@ -115,12 +134,18 @@ class NIWLearner(BaseLearner):
                     "adapt to keep frozen parameters as they are."
                 )
 
-    def _gradients(self, loss: Tensor, allow_unused: bool) -> List[Optional[Tensor]]:
-        """The loss's gradient for each parameter, at the chain's state or at the draw, wherever it was computed."""
-        sets = [self._at_chain] if self._drawn is None else [self._at_chain, self._drawn]
+    def _gradients(self, loss: Tensor, recent: List[Forward]) -> Tuple[List[Optional[Tensor]], List[Forward]]:
+        """The loss's gradient for each parameter, and the forwards that it depends on."""
+        options, count = self.niw.options, len(self._at_chain)
+        weights = self._at_chain + (self._drawn or [])
+        views = [w for forward in recent for w in forward.weights]
         try:
-            flat = torch.autograd.grad(
-                loss, [w for weights in sets for w in weights], allow_unused=True, create_graph=self.niw.trace == "full"
+            found = torch.autograd.grad(
+                loss,
+                weights + views,
+                allow_unused=True,
+                retain_graph=options.curvature.needs_outputs or None,
+                create_graph=options.trace == "full",
             )
         except RuntimeError as error:
             if "second time" not in str(error):
@@ -129,31 +154,25 @@ class NIWLearner(BaseLearner):
                 "adapt: the loss's graph was freed by an earlier adapt or backward. Compute the loss anew, from "
                 "the learner's present weights, before each adapt."
             ) from error
-        k = len(self._at_chain)
-        gradients = [_sum_of_present(flat[i::k]) for i in range(k)]
-        _check_gradients(self._prior.layout.names, gradients, allow_unused)
-        return gradients
+        gradients = [sum_of_present(found[i : len(weights) : count]) for i in range(count)]
+        starts = range(len(weights), len(found), count)
+        behind = [f for f, i in zip(recent, starts) if any(g is not None for g in found[i : i + count])]
+        return gradients, behind
 
-    def _step(self, gradients: List[Optional[Tensor]], n: int) -> None:
-        """The Langevin step, the moments, and the module's new weights."""
-        niw, prior = self.niw, self._prior
-        with torch.set_grad_enabled(niw.trace == "full"):
-            if self._chain is None:
-                self._chain = Chain(prior.flat().m0)
-            gradient = prior.layout.flatten(
-                [torch.zeros_like(w) if g is None else g for w, g in zip(self._at_chain, gradients)]
-            )
-            temperature = niw.temperature if niw.curvature.noisy else 0.0
-            theta = langevin_step(self._chain.theta, gradient, niw.lr, temperature, n)
-            self._chain = self._chain.append(theta, niw.burn_in)
-        self._episode = Episode(
-            prior, self._chain, niw.curvature, self._observed, self._used,
-            pseudo=noise_variance(niw.lr, niw.temperature, n), temperature=niw.temperature,
-            precision_range=niw.precision_range, trace=niw.trace, kl_weight=niw.kl_weight if niw.auto_kl else 0.0,
-        )
-        niw._remember(self._episode)
-        self._at_chain, self._drawn = prior.layout.split(self._episode.weights(at_chain=True)), None
-        self._hold(at_chain=True)
+    def _step(self, gradients: List[Optional[Tensor]], n: int) -> Chain:
+        """The chain after a Langevin step. A parameter that the loss does not depend on stays where it is."""
+        options, layout = self.niw.options, self._prior.layout
+        with torch.set_grad_enabled(options.trace == "full"):
+            chain = Chain(self._prior.flat().m0) if self._chain is None else self._chain
+            pairs = zip(self._at_chain, gradients)
+            gradient = layout.flatten([torch.zeros_like(w) if g is None else g for w, g in pairs])
+            temperature = options.temperature if options.curvature.noisy else 0.0
+            theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n)
+            if any(g is None for g in gradients):
+                parts = zip(theta.split(layout.sizes), chain.theta.split(layout.sizes), gradients)
+                theta = torch.cat([old if g is None else new for new, old, g in parts])
+            check_step(layout, gradient, theta)
+            return chain.append(theta, options.burn_in)
 
     def posterior(
         self,
@@ -187,34 +206,37 @@ class NIWLearner(BaseLearner):
         ~~~
         """
         if nll is not None:
-            return self._test_posterior(nll, steps, self.niw.lr if lr is None else lr, samples, _checked_count(n))
+            return self._test_posterior(nll, steps, self.niw.lr if lr is None else lr, samples, n)
         mean, variance = self._require_episode("posterior").posterior(self._prior.flat())
         return Posterior(self.module, self._prior.layout, mean, variance)
 
     def _test_posterior(self, nll: Callable, steps: int, lr: float, samples: int, n: Optional[int]) -> Posterior:
-        if steps < 0 or samples < 1 or not lr > 0:
-            raise ArgumentError(f"posterior: steps={steps}, samples={samples}, lr={lr}; give steps >= 0, samples >= 1, "
-                                "and a positive lr.")
-        prior, layout = self._prior, self._prior.layout
+        check_number("steps", steps, 0, whole=True)
+        check_number("samples", samples, 1, whole=True)
+        check_number("lr", lr, 0, strict=True)
+        if n is not None:
+            check_number("n, the number of data behind nll,", n, 1, whole=True)
+        layout = self._prior.layout
         with torch.no_grad():
-            mean, variance = prior.mode(prior.flat())
-        seen: List[int] = []
+            mean, variance = self._prior.mode(self._prior.flat())
         host = Posterior(self.module, layout, mean, variance)
 
         def loss(weights: Tensor) -> Tuple[Tensor, int]:
-            network = host.network(layout.named(weights))
+            network, seen = host.network(layout.named(weights)), []
 
             def counting(*args, **kwargs):
                 outputs = network(*args, **kwargs)
-                seen[:] = [batch_size(outputs, args) or 1]
+                seen.append(batch_size(outputs, (args, kwargs)) or 1)
                 return outputs
 
             value = nll(counting)
-            _check_loss(value, "posterior: nll returned a loss that")
-            return value, n or (seen[0] if seen else 1)
+            if not seen:
+                raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
+            check_loss(value, "posterior: nll's loss")
+            return value, sum(seen) if n is None else n
 
         with torch.no_grad():
-            mean, variance = minimise_elbo(loss, mean, variance, lr, steps, samples, self.niw.kl_weight)
+            mean, variance = minimise_elbo(loss, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
         return Posterior(self.module, layout, mean, variance)
 
     def kl(self) -> Tensor:
@@ -225,19 +247,29 @@ class NIWLearner(BaseLearner):
         scalar with gradients to L_0. In an unmodified loop its gradient is added by itself; call this
         to look at it, or to add it in a loop with `auto_kl=False`.
         """
-        return self._require_episode("kl").kl(self._prior.flat())
+        episode = self._require_episode("kl")
+        if self.niw.options.temperature == 0:
+            raise ChainError("kl: at temperature=0 the posterior is a spike, and its KL is infinite.")
+        return episode.kl(self._prior.flat())
 
     def objective(self, loss: Tensor, n: Optional[int] = None) -> Tensor:
         """
         **Description**
 
         The episode's objective written out, for a wrapper with `auto_kl=False`: the mean query loss
-        plus kl_weight * KL / n, with n the query's number of data (seen in the last forward, or given).
+        plus kl_weight * KL / n, with n the query's number of data, given or seen in the last forward.
         """
-        if self.niw.auto_kl:
-            raise ArgumentError("objective: NIW was built with auto_kl=True, so the KL's gradient is added already; "
-                                "build it with auto_kl=False to write the objective out.")
-        return loss + self.niw.kl_weight * self.kl() / (_checked_count(n) or self._n or 1)
+        options = self.niw.options
+        if options.auto_kl:
+            raise ArgumentError(
+                "objective: NIW was built with auto_kl=True, so the KL's gradient is added already; "
+                "build it with auto_kl=False to write the objective out."
+            )
+        if options.kl_weight == 0:
+            return loss
+        if n is not None:
+            check_number("n, the number of data behind the loss,", n, 1, whole=True)
+        return loss + options.kl_weight * self.kl() / (n or self._episode.query_n)
 
     def _require_episode(self, call: str) -> Episode:
         if self._episode is None:
@@ -247,64 +279,29 @@ class NIWLearner(BaseLearner):
             )
         return self._episode
 
-    def clone(self) -> "NIWLearner":
+    def clone(
+        self,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+    ) -> "NIWLearner":
         """A learner that goes on from this one's chain, on its own."""
-        twin = NIWLearner(self.niw, self.allow_unused, self.allow_nograd)
+        twin = NIWLearner(
+            self.niw,
+            self.allow_unused if allow_unused is None else allow_unused,
+            self.allow_nograd if allow_nograd is None else allow_nograd,
+        )
+        for own, others in zip(twin.modules(), self.modules()):
+            own.training = others.training
         if self._episode is not None:
-            for name in ("_chain", "_episode", "_observed", "_n", "_at_chain", "_drawn"):
-                twin.__dict__[name] = self.__dict__[name]
-            twin._used, twin._support = list(self._used), list(self._support)
-            twin._hold(at_chain=True)
+            twin._chain, twin._observed, twin._used = self._chain, self._observed, self._used
+            twin._support = self._support
+            twin._episode = copy.copy(self._episode)
+            twin._at_chain = self._prior.layout.split(twin._episode.weights(at_chain=True))
+            put(twin._slots, twin._at_chain)
         return twin
 
 
-def _same(args: tuple, others: tuple) -> bool:
-    """Whether two calls got equal inputs; identity is looked at first, since it costs nothing."""
-    return len(args) == len(others) and all(
-        a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b))
-        for a, b in zip(args, others)
-    )
-
-
-def _sum_of_present(gradients: Tuple[Optional[Tensor], ...]) -> Optional[Tensor]:
+def sum_of_present(gradients: Tuple[Optional[Tensor], ...]) -> Optional[Tensor]:
     present = [g for g in gradients if g is not None]
     return sum(present[1:], present[0]) if present else None
-
-
-def _check_gradients(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:
-    unused = [name for name, g in zip(names, gradients) if g is None]
-    if len(unused) == len(names):
-        raise LossError(
-            "adapt: the loss does not depend on this learner's weights. Compute it from this learner's "
-            "outputs, `learner(x)`, after its last adapt."
-        )
-    if unused and not allow_unused:
-        raise LossError(
-            f"adapt: the loss does not depend on parameter '{unused[0]}' ({len(unused)} in all). Pass "
-            "allow_unused=True to NIW or to adapt to leave such parameters alone."
-        )
-    for name, g in zip(names, gradients):
-        if g is not None and not torch.isfinite(g.sum()):
-            raise LossError(
-                f"adapt: the gradient of parameter '{name}' is not finite. Lower lr, or the temperature, or "
-                "check the inputs."
-            )
-
-
-def _checked_count(n: Optional[int]) -> Optional[int]:
-    if n is not None and n < 1:
-        raise ArgumentError(f"n, the number of data behind the loss, must be at least 1, got {n}.")
-    return n
-
-
-def _check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise LossError(f"{what} must be a scalar tensor; average it over the support first.")
-    if not loss.requires_grad:
-        raise LossError(
-            f"{what} has no graph. Compute it from this learner's outputs, outside of torch.no_grad()."
-        )
-    if not torch.isfinite(loss):
-        raise LossError(
-            f"{what} is {loss.item()}. An empty support set gives nan; else lower lr or the temperature."
-        )

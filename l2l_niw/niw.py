@@ -5,20 +5,20 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
-from torch import nn
+from torch import Tensor, nn
 
 from l2l_niw.chain import noise_variance
+from l2l_niw.checks import check_number
 from l2l_niw.closed_form import adapted_share
-from l2l_niw.curvature import SGLD, Curvature, make_curvature
+from l2l_niw.curvature import Curvature, make_curvature
 from l2l_niw.episode import Episode
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.learner import NIWLearner
+from l2l_niw.options import Options
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
 from l2l_niw.weights import Layout, check_parameters
-from l2l_niw.wishart import WISHARTS, initial_degrees, lower_bound, to_raw
-
-TRACES = ("none", "first", "full")
+from l2l_niw.wishart import from_raw, initial_degrees, lower_bound, to_raw
 
 
 class NIW(BaseLearner):
@@ -105,56 +105,35 @@ class NIW(BaseLearner):
     ):
         super().__init__()
         check_parameters(model)
+        check_number("lr", lr, 0, strict=True)
         self.module = model
         self.lr = lr
         self.first_order = first_order
         self.allow_nograd = allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
-        self.burn_in = burn_in
-        self.temperature = temperature
-        self.precision_range = precision_range
-        self.curvature = make_curvature(curvature)
-        self.wishart = wishart
-        self.kl_weight = temperature if kl_weight is None else kl_weight
-        self.auto_kl = auto_kl
-        self.trace = trace
+        self.options = Options(
+            burn_in=burn_in,
+            temperature=temperature,
+            precision_range=precision_range,
+            curvature=make_curvature(curvature),
+            wishart=wishart,
+            kl_weight=temperature if kl_weight is None else kl_weight,
+            auto_kl=auto_kl,
+            trace=trace,
+        )
         self._names = [name for name, _ in model.named_parameters()]
         self._newest: Optional[Episode] = None
-        self._check_options()
         if prior_precision is None:
             prior_precision = 1.0 / noise_variance(lr, temperature, n=1) if temperature else 1.0
         self._initialise(prior_precision, n0)
 
-    def _check_options(self) -> None:
-        floor, ceiling = self.precision_range
-        for name, wrong, domain in (
-            ("lr", not 0 < self.lr < math.inf, "positive and finite"),
-            ("burn_in", self.burn_in < 0, "0 or more steps"),
-            ("temperature", not 0 <= self.temperature < math.inf, "0 or positive, and finite"),
-            ("precision_range", not 0 < floor <= ceiling, "(floor, ceiling) with 0 < floor <= ceiling"),
-            ("wishart", self.wishart not in WISHARTS, f"one of {WISHARTS}"),
-            ("kl_weight", not 0 <= self.kl_weight < math.inf, "0 or positive, and finite"),
-            ("trace", self.trace not in TRACES, f"one of {TRACES}"),
-        ):
-            if wrong:
-                raise ArgumentError(f"{name} must be {domain}, got {getattr(self, name)!r}.")
-        if self.temperature == 0 and (self.kl_weight or not isinstance(self.curvature, SGLD)):
-            raise ArgumentError(
-                "temperature=0 makes the posterior a spike, whose KL is infinite: leave kl_weight and curvature at "
-                "their defaults, or choose a small temperature."
-            )
-        if self.trace == "full" and self.kl_weight:
-            raise ArgumentError("trace='full' keeps the steps' graph, as MAML does, and has no KL: set kl_weight=0.")
-
     def _initialise(self, prior_precision: float, n0: Optional[float]) -> None:
         parameters = list(self.module.parameters())
         d = sum(p.numel() for p in parameters if p.requires_grad)
-        n0 = initial_degrees(self.wishart, d) if n0 is None else n0
-        bound = lower_bound(self.wishart, d)
-        if not 0 < prior_precision < math.inf:
-            raise ArgumentError(f"prior_precision must be positive and finite, got {prior_precision}.")
-        if not bound < n0 < math.inf:
-            raise ArgumentError(f"n0 must be above {bound:g} for wishart='{self.wishart}' and d = {d}, got {n0}.")
+        wishart = self.options.wishart
+        n0 = initial_degrees(wishart, d) if n0 is None else n0
+        check_number(f"n0, for wishart='{wishart}' and d = {d},", n0, lower_bound(wishart, d), strict=True)
+        check_number("prior_precision", prior_precision, 0, strict=True)
         log_variance = -math.log(prior_precision)
         self.log_variance = nn.ParameterList(
             nn.Parameter(
@@ -163,9 +142,9 @@ class NIW(BaseLearner):
             )
             for p in parameters
         )
-        raw = torch.tensor(to_raw(n0, self.wishart, d), dtype=self.log_variance[0].dtype, device=parameters[0].device)
+        raw = torch.tensor(to_raw(n0, wishart, d), dtype=self.log_variance[0].dtype, device=parameters[0].device)
         self.raw_n0 = nn.Parameter(raw)
-        self.register_buffer("full_wishart", torch.tensor(self.wishart == "full", device=parameters[0].device))
+        self.register_buffer("full_wishart", torch.tensor(wishart == "full", device=parameters[0].device))
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
@@ -201,7 +180,7 @@ class NIW(BaseLearner):
 
     def _remember(self, episode: Episode) -> None:
         """Keeps the newest episode for `diagnostics`, unless that would keep a graph alive."""
-        self._newest = None if self.trace == "full" else episode
+        self._newest = None if self.options.trace == "full" else episode
 
     def prior(self) -> Posterior:
         """
@@ -224,9 +203,17 @@ class NIW(BaseLearner):
                 "then wrap it, so that V_0 covers every parameter."
             )
         layout = Layout(self.module)
+        n0 = from_raw(self.raw_n0.detach(), self.options.wishart, layout.d).item()
+        if not lower_bound(self.options.wishart, layout.d) < n0 < math.inf:
+            raise ArgumentError(
+                f"raw_n0 has come to {self.raw_n0.item()}, where n_0 = {n0} leaves its domain. Lower its learning "
+                "rate, or load a sound state dict."
+            )
         log_variance = dict(zip(self._names, self.log_variance))
+        for name, p in parameters.items():
+            log_variance[name].requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
         m0, variances = ([source[name] for name in layout.names] for source in (parameters, log_variance))
-        return Prior(layout, self.wishart, m0, variances, self.raw_n0)
+        return Prior(layout, self.options.wishart, m0, variances, self.raw_n0)
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:
@@ -238,11 +225,14 @@ class NIW(BaseLearner):
         at m_0 and 1 where it follows the chain. A chain whose A is mostly clamped says nothing.
         """
         if self._newest is None:
-            raise ChainError("diagnostics: no learner has adapted yet. Clone, adapt, then ask.")
+            raise ChainError(
+                "diagnostics: no learner has adapted yet, or trace='full', which keeps no episode. "
+                "Clone, adapt, then ask."
+            )
         prior, a = self._newest.prior, self._newest.a
         layout, p0 = prior.layout, prior.flat().p0
         clamped = (self._newest.raw_a != a).to(a.dtype)
-        columns = zip(layout.names, *(layout.split(t) for t in (p0, a, adapted_share(a, p0), clamped)))
+        columns = zip(layout.names, *(layout.split(t, cast=False) for t in (p0, a, adapted_share(a, p0), clamped)))
         return {
             "clamped": clamped.mean().item(),
             "n0": prior.degrees(self.raw_n0).item(),
@@ -264,23 +254,30 @@ class NIW(BaseLearner):
         As `torch.nn.Module.load_state_dict`, but a state dict of another model, or of the other reading
         of the Wishart, raises before anything is loaded and says what differs.
         """
-        own = self.state_dict()
+        own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
+        given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}
         differences: List[str] = []
         if strict:
-            differences += [f"'{k}' is missing" for k in own if k not in state_dict]
-            differences += [f"'{k}' is unknown" for k in state_dict if k not in own]
+            differences += [f"'{k}' is missing" for k in own if k not in given]
+            differences += [f"'{k}' is unknown" for k in given if k not in own]
         differences += [
-            f"'{k}' has shape {tuple(state_dict[k].shape)} instead of {tuple(own[k].shape)}"
+            f"'{k}' has shape {tuple(given[k].shape)} instead of {tuple(own[k].shape)}"
             for k in own
-            if k in state_dict and state_dict[k].shape != own[k].shape
+            if k in given and given[k].shape != own[k].shape
         ]
-        if "full_wishart" in state_dict and bool(state_dict["full_wishart"]) != (self.wishart == "full"):
-            differences.append(f"it was saved with another wishart than '{self.wishart}'")
+        if "full_wishart" in given and bool(given["full_wishart"]) != (self.options.wishart == "full"):
+            differences.append(f"it was saved with another wishart than '{self.options.wishart}'")
+        differences += [
+            f"'{k}' is not finite"
+            for k in given
+            if k.startswith(("log_variance", "raw_n0")) and not torch.isfinite(given[k]).all()
+        ]
         if differences:
             more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
             raise CheckpointError(
                 f"load_state_dict: this is not a state dict of this NIW: {'; '.join(differences[:5])}{more}. "
-                "Weights of a plain model go to niw.module.load_state_dict."
+                "A plain model's weights go to niw.module.load_state_dict, a MAML's in with strict=False."
             )
+        self._newest = None
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

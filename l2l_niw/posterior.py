@@ -1,11 +1,12 @@
 """A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
 
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
 from l2l_niw.weights import Layout
 
@@ -44,7 +45,7 @@ class Posterior:
     @property
     def variance(self) -> Dict[str, Tensor]:
         """The variance of each parameter's elements, by name."""
-        return self._layout.named(self._variance)
+        return self._layout.named(self._variance, cast=False)
 
     def rsample(self) -> Dict[str, Tensor]:
         """One network's weights, reparametrised: gradients reach whatever the posterior depends on."""
@@ -68,17 +69,14 @@ class Posterior:
         Outputs of `samples` networks drawn from the posterior, stacked on dimension 0. Average
         probabilities, not logits: `predict(x).softmax(-1).mean(0)`.
         """
-        if samples < 1:
-            raise ArgumentError(f"samples must be at least 1, got {samples}.")
-        return torch.stack([self.network(self.rsample())(*args, **kwargs) for _ in range(samples)])
+        check_number("samples", samples, 1, whole=True)
+        outputs = [self.network(self.rsample())(*args, **kwargs) for _ in range(samples)]
+        if not isinstance(outputs[0], Tensor):
+            raise ArgumentError(
+                f"predict: the model returns a {type(outputs[0]).__name__}, and only tensors can be stacked. "
+                "Call post.network(post.sample()) on the inputs, once a sample."
+            )
+        return torch.stack(outputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(d={self._layout.d})"
-
-
-def batch_size(outputs: object, args: tuple) -> Optional[int]:
-    """The number of data behind a forward: the first dimension of what came out, else of what went in."""
-    for tensor in (outputs, *args):
-        if isinstance(tensor, Tensor) and tensor.dim() > 0:
-            return tensor.shape[0]
-    return None

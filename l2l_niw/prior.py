@@ -39,9 +39,11 @@ class Prior:
 
     def flat(self) -> FlatPrior:
         """Flat vectors with a graph to the leaves."""
+        return self.flatten(self.leaves)
+
+    def flatten(self, leaves: Sequence[Tensor]) -> FlatPrior:
         k = len(self.layout.names)
-        flatten = self.layout.flatten
-        return FlatPrior(flatten(self.leaves[:k]), flatten(self.leaves[k:-1]), self.leaves[-1])
+        return FlatPrior(self.layout.flatten(leaves[:k]), self.layout.flatten(leaves[k:-1]), leaves[-1])
 
     def degrees(self, raw_n0: Tensor) -> Tensor:
         """n_0, within its domain whatever the unconstrained scalar."""

@@ -11,8 +11,12 @@ from l2l_niw.errors import ModelError
 
 def check_parameters(model: nn.Module) -> None:
     """Raises where a model's parameters cannot be real random variables held in one vector."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     parameters = dict(model.named_parameters())
     for name, p in parameters.items():
+        if nn.parameter.is_lazy(p):
+            raise ModelError(f"model: parameter '{name}' has no shape yet. Call the model on a batch before wrapping.")
         if not p.is_floating_point():
             raise ModelError(
                 f"model: parameter '{name}' is {p.dtype}, but weights must be real numbers. "
@@ -49,13 +53,13 @@ class Layout:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
         return torch.cat([t.reshape(-1) for t in tensors]).to(self.dtype)
 
-    def split(self, flat: Tensor) -> List[Tensor]:
-        """Views of the flat vector in the parameters' shapes, cast where dtypes are mixed."""
-        parts = zip(flat.split(self.sizes), self.shapes, self.dtypes)
-        return [part.view(shape).to(dtype) for part, shape, dtype in parts]
+    def split(self, flat: Tensor, cast: bool = True) -> List[Tensor]:
+        """Views of the flat vector in the parameters' shapes and, for weights, their dtypes."""
+        parts = [part.view(shape) for part, shape in zip(flat.split(self.sizes), self.shapes)]
+        return [part.to(dtype) for part, dtype in zip(parts, self.dtypes)] if cast else parts
 
-    def named(self, flat: Tensor) -> Dict[str, Tensor]:
-        return dict(zip(self.names, self.split(flat)))
+    def named(self, flat: Tensor, cast: bool = True) -> Dict[str, Tensor]:
+        return dict(zip(self.names, self.split(flat, cast)))
 
 
 Slot = Tuple[nn.Module, str, int]
@@ -63,7 +67,8 @@ Slot = Tuple[nn.Module, str, int]
 
 def find_slots(module: nn.Module, layout: Layout) -> List[Slot]:
     """Every place in a module that holds a random weight; a shared weight has several."""
-    index = {id(p): layout.names.index(name) for name, p in module.named_parameters() if name in layout.names}
+    order = {name: i for i, name in enumerate(layout.names)}
+    index = {id(p): order[name] for name, p in module.named_parameters() if name in order}
     return [
         (owner, key, index[id(p)])
         for owner in module.modules()

@@ -37,22 +37,22 @@ def linear_case(likelihood):
 def test_exact_ggn_is_the_hessians_diagonal_of_a_linear_model(likelihood):
     model, x, nll = linear_case(likelihood)
     ggn = GGN(likelihood, noise=0.3, samples=None)
-    assert torch.allclose(ggn.observe(model(x), list(model.parameters())), exact_diagonal(model, x, nll))
+    assert torch.allclose(ggn.diagonal(model(x), list(model.parameters())), exact_diagonal(model, x, nll))
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
 def test_sampled_ggn_is_unbiased(likelihood):
     model, x, nll = linear_case(likelihood)
     ggn = GGN(likelihood, noise=0.3)
-    draws = torch.stack([ggn.observe(model(x), list(model.parameters())) for _ in range(4000)])
+    draws = torch.stack([ggn.diagonal(model(x), list(model.parameters())) for _ in range(4000)])
     error = draws.mean(0) - exact_diagonal(model, x, nll)
     assert (error.abs() < 5 * draws.std(0) / len(draws) ** 0.5).all()
 
 
 def test_several_sampled_labels_are_averaged():
     model, x, _ = linear_case("categorical")
-    many = GGN("categorical", samples=4000).observe(model(x), list(model.parameters()))
-    exact = GGN("categorical", samples=None).observe(model(x), list(model.parameters()))
+    many = GGN("categorical", samples=4000).diagonal(model(x), list(model.parameters()))
+    exact = GGN("categorical", samples=None).diagonal(model(x), list(model.parameters()))
     assert torch.allclose(many, exact, rtol=0.25)
 
 

@@ -86,9 +86,11 @@ def test_the_number_of_data_is_seen_or_given():
 
 def test_bad_test_time_arguments_are_named():
     learner, x = NIW(nn.Linear(3, 1), lr=0.1).clone(), torch.randn(2, 3)
-    with pytest.raises(ArgumentError, match="steps=-1"):
+    with pytest.raises(ArgumentError, match="steps must be a whole number"):
         learner.posterior(lambda network: network(x).mean(), steps=-1)
     with pytest.raises(LossError, match="nll"):
         learner.posterior(lambda network: network(x))
     with pytest.raises(LossError, match="nll.*nan"):
         learner.posterior(lambda network: network(x[:0]).mean())
+    with pytest.raises(LossError, match="must call the network that it is given"):
+        learner.posterior(lambda network: learner(x).mean())

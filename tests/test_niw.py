@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW
-from l2l_niw.closed_form import episode_posterior, expected_kl
+from l2l_niw.closed_form import episode_posterior
 from l2l_niw.wishart import WISHARTS
 
 STEPS, BURN_IN = 5, 2
@@ -41,20 +41,26 @@ def written_out(niw, iterates, x_query, y_query, n, trace):
     log_variance = flat(niw.log_variance).detach().requires_grad_()
     raw = niw.raw_n0.detach().clone().requires_grad_()
     d = m0.numel()
-    n0 = raw.exp() + (d - 1 if niw.wishart == "full" else 0)
+    n0 = raw.exp() + (d - 1 if niw.options.wishart == "full" else 0)
     kept = iterates[BURN_IN:]
-    pseudo = 2 * niw.lr * niw.temperature / n
+    pseudo = 2 * niw.lr * niw.options.temperature / n
     a = len(kept) / ((kept - kept.mean(0)).square().sum(0) + pseudo)
-    shift = m0 - m0.detach() if trace == "first" else 0.0
-    m_bar, p0 = kept.mean(0) + shift, 1 / log_variance.exp()
+    m_bar, p0 = kept.mean(0), 1 / log_variance.exp()
     mean = (a * m_bar + p0 * m0) / (a + p0)
     variance = 1 / (a + p0)
-    theta = mean + variance.sqrt() * a.sqrt() * (iterates[-1] - kept.mean(0))
+    moved = a / (a + p0) * (m0 - m0.detach()) if trace == "first" else 0.0
+    theta = mean + moved + variance.sqrt() * a.sqrt() * (iterates[-1] - m_bar)
     parts = theta.split([p.numel() for p in model.parameters()])
     weights = {k: part.view_as(p) for (k, p), part in zip(model.named_parameters(), parts)}
     f = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (x_query,)), y_query)
-    kl = expected_kl(mean, variance, m0, p0, n0, niw.wishart)
-    return f, kl, torch.autograd.grad(f + niw.kl_weight * kl / len(y_query), (m0, log_variance, raw))
+    j = torch.arange(1, d + 1)
+    psi = torch.digamma(n0 / 2 + (1 - j) / 2).sum() if niw.options.wishart == "full" else d * torch.digamma(n0 / 2)
+    log_v0 = log_variance + n0.log()
+    kl = 0.5 * (
+        -d * torch.log(torch.tensor(2 * torch.e)) + (log_v0 - variance.log()).sum() - psi
+        + (p0 * (mean - m0).square()).sum() + (p0 * variance).sum()
+    )
+    return f, kl, torch.autograd.grad(f + niw.options.kl_weight * kl / len(y_query), (m0, log_variance, raw))
 
 
 @pytest.mark.parametrize("wishart", WISHARTS)

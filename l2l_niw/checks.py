@@ -1,0 +1,59 @@
+"""What is looked at before a call changes anything."""
+
+import math
+from typing import List, Optional
+
+import torch
+from torch import Tensor
+
+from l2l_niw.errors import ArgumentError, LossError
+from l2l_niw.weights import Layout
+
+
+def check_number(name: str, value: object, low: float, strict: bool = False, whole: bool = False) -> None:
+    """Raises unless `value` is a finite number, at least `low`, or above it if `strict`."""
+    domain = f"a {'whole' if whole else 'finite'} number {'above' if strict else 'of at least'} {low:g}"
+    try:
+        inside = low < value if strict else low <= value
+        right = math.isfinite(value) and inside and (not whole or value == int(value))
+    except TypeError:
+        right = False
+    if not right:
+        raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
+
+
+def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise LossError(f"{what} must be a scalar tensor; average it over the support first.")
+    if not loss.requires_grad:
+        raise LossError(
+            f"{what} has no graph. Compute it from this learner's outputs, outside of no_grad and inference_mode."
+        )
+    if not torch.isfinite(loss):
+        raise LossError(f"{what} is {loss.item()}. An empty support set gives nan; else lower lr or the temperature.")
+
+
+def check_used(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:
+    unused = [name for name, g in zip(names, gradients) if g is None]
+    if len(unused) == len(names):
+        raise LossError(
+            "adapt: the loss does not depend on this learner's weights. Compute it from this learner's "
+            "outputs, `learner(x)`, after its last adapt."
+        )
+    if unused and not allow_unused:
+        raise LossError(
+            f"adapt: the loss does not depend on parameter '{unused[0]}' ({len(unused)} in all). Pass "
+            "allow_unused=True to NIW or to adapt to leave such parameters alone."
+        )
+
+
+def check_step(layout: Layout, gradient: Tensor, theta: Tensor) -> None:
+    """One look at the whole step; only one that failed is searched for what to blame."""
+    if torch.isfinite(theta.sum()):
+        return
+    blame = "the step's result"
+    for name, part in layout.named(gradient, cast=False).items():
+        if not torch.isfinite(part).all():
+            blame = f"the gradient of parameter '{name}'"
+            break
+    raise LossError(f"adapt: {blame} is not finite. Lower lr or the temperature, or check the inputs.")

@@ -1,0 +1,64 @@
+"""What a learner remembers of its forwards: to tell support from query, and to count data."""
+
+from dataclasses import dataclass
+from typing import Any, Iterator, List, Optional
+
+import torch
+from torch import Tensor
+
+from l2l_niw.errors import ArgumentError
+
+REMEMBERED = 4  # forwards, so that a long evaluation with gradients enabled holds no more than these
+
+
+def tensors_in(nest: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and dicts, in order."""
+    if isinstance(nest, Tensor):
+        yield nest
+    elif isinstance(nest, dict):
+        for value in nest.values():
+            yield from tensors_in(value)
+    elif isinstance(nest, (tuple, list)):
+        for value in nest:
+            yield from tensors_in(value)
+
+
+def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
+    """The number of data in a forward: the first dimension of what came out, else of what went in."""
+    for tensor in tensors_in((outputs, inputs)):
+        if tensor.dim() > 0:
+            return tensor.shape[0]
+    return None
+
+
+class Inputs:
+    """The tensors that a forward was called with, and the versions they had then."""
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self.tensors = list(tensors_in((args, kwargs)))
+        self.versions = [0 if t.is_inference() else t._version for t in self.tensors]
+
+    def same_as(self, other: "Inputs") -> bool:
+        """Whether both calls got equal tensors. One and the same tensor is not compared, unless written to since."""
+        pairs = zip(self.tensors, other.tensors, self.versions, other.versions)
+        return len(self.tensors) == len(other.tensors) and all(
+            v == w if a is b else a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+            for a, b, v, w in pairs
+        )
+
+
+@dataclass
+class Forward:
+    """A forward whose loss may come to `adapt`. Its weights are views of its own: they tell whether it did."""
+
+    inputs: Inputs
+    weights: List[Tensor]
+    n: Optional[int]
+    outputs: Any
+
+
+def count_data(forwards: List[Forward]) -> int:
+    """The number of data behind a loss that was computed from these forwards; 1 if from none."""
+    if any(forward.n is None for forward in forwards):
+        raise ArgumentError("adapt: no tensor of the forward has a batch dimension. Pass n, the number of data.")
+    return sum(forward.n for forward in forwards) or 1
