@@ -49,7 +49,7 @@ class Episode:
     def raw_a(self) -> Tensor:
         """A before it is clamped."""
         options = self.options
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             a = options.curvature.precision(self.chain, self.observed, self.pseudo, options.temperature)
             if all(self.used):
                 return a
@@ -58,11 +58,13 @@ class Episode:
 
     @cached_property
     def a(self) -> Tensor:
-        return self.raw_a.clamp(*self.options.precision_range)
+        with torch.inference_mode(False):
+            return self.raw_a.clamp(*self.options.precision_range)
 
     @cached_property
     def offset(self) -> Tensor:
-        return self.options.curvature.offset(self.chain, self.a)
+        with torch.inference_mode(False):
+            return self.options.curvature.offset(self.chain, self.a)
 
     def posterior(self, flat: FlatPrior) -> Tuple[Tensor, Tensor]:
         return episode_posterior(flat.m0, flat.p0, self.chain.mean, self.a)

@@ -72,7 +72,7 @@ class NIWLearner(BaseLearner):
     def _draw(self) -> List[Tensor]:
         """This step's network from q_i: one for all queries, with its graph even if the first runs without."""
         if self._drawn is None:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 self._drawn = self._prior.layout.split(self._episode.weights(at_chain=False))
         return self._drawn
 

@@ -158,6 +158,7 @@ def test_unused_parameters_stay_at_the_prior():
     post = learner.posterior()
     for name, p in niw.module.named_parameters():
         if name not in used:
+            assert torch.equal(dict(learner.module.named_parameters())[name], p)
             assert torch.allclose(post.mean[name], p)
             assert torch.allclose(post.variance[name], torch.tensor(1 / 100.0))
         else:

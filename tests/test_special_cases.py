@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from l2l_niw import NIW
 from l2l_niw.errors import ArgumentError
 from l2l_niw.special_cases import maml, protonet_logits, reptile, reptile_objective
 
@@ -41,6 +42,15 @@ def test_mamls_meta_gradient_is_learn2learns(first_order, steps):
     value, expected = meta_gradient(reference, data, steps)
     got, gradients = meta_gradient(maml(model, lr=0.4, first_order=first_order), data, steps)
     assert got == pytest.approx(value, abs=1e-12)
+    for g, e in zip(gradients, expected):
+        assert (g - e).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_at_temperature_zero_a_plain_swap_is_first_order_maml(steps):
+    model, data = network(), task()
+    _, expected = meta_gradient(l2l.algorithms.MAML(copy.deepcopy(model), lr=0.4, first_order=True), data, steps)
+    _, gradients = meta_gradient(NIW(model, lr=0.4, temperature=0.0), data, steps)
     for g, e in zip(gradients, expected):
         assert (g - e).abs().max() < 1e-10
 
