@@ -1,7 +1,7 @@
 """The Langevin chain of one episode (Sec. 3, "Quadratic approximation of episodic loss via SGLD")."""
 
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -12,23 +12,28 @@ def noise_variance(lr: float, temperature: float, n: int) -> float:
     return 2.0 * lr * temperature / n
 
 
-def langevin_step(theta: Tensor, gradient: Tensor, lr: float, temperature: float, n: int) -> Tensor:
+def langevin_step(
+    theta: Tensor, gradient: Tensor, lr: float, temperature: float, n: int, scale: Optional[Tensor] = None
+) -> Tensor:
     """
     **Description**
 
-    One Langevin step on l_i = n * loss at temperature T, in units of the mean loss:
+    One Langevin step on l_i = n * loss at temperature T, in units of the mean loss, where a constant
+    D scales the step of each weight (1 for None):
 
-    $$\\theta \\gets \\theta - lr\\,\\nabla loss + \\sqrt{2\\,lr\\,T / n}\\;\\xi, \\qquad \\xi \\sim N(0, I).$$
+    $$\\theta \\gets \\theta - lr\\,D\\,\\nabla loss + \\sqrt{2\\,lr\\,D\\,T / n}\\;\\xi, \\qquad \\xi \\sim N(0, I).$$
 
-    Its drift is MAML's step. For small lr the stationary law is exp(-l_i / T).
+    Its drift is MAML's step. For small lr the stationary law is exp(-l_i / T), whatever D.
 
     **References**
 
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
-    theta = torch.sub(theta, gradient, alpha=lr)
-    variance = noise_variance(lr, temperature, n)
-    return theta.add_(torch.randn_like(theta), alpha=variance**0.5) if variance else theta
+    moved = torch.sub(theta, gradient if scale is None else scale * gradient, alpha=lr)
+    if not temperature:
+        return moved
+    noise = torch.randn_like(theta) if scale is None else torch.randn_like(theta) * scale.sqrt()
+    return moved.add_(noise, alpha=noise_variance(lr, temperature, n) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Chain:
         m2 = delta * (theta - mean) if self.m2 is None else torch.addcmul(self.m2, delta, theta - mean)
         return replace(self, theta=theta, mean=mean, m2=m2, kept=kept, steps=steps)
 
-    def variance(self, pseudo: float) -> Tensor:
+    def variance(self, pseudo: Union[float, Tensor]) -> Tensor:
         """
         The variance of the kept iterates, with one pseudo-observation of variance `pseudo`: the
         paper's regulariser. It vanishes as the chain grows, and is all there is for one iterate.

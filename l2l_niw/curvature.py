@@ -12,6 +12,7 @@ from l2l_niw.chain import Chain
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.forwards import Forward
 
+Spread = Union[float, Tensor]
 LIKELIHOODS = ("categorical", "gaussian")
 
 
@@ -26,7 +27,7 @@ class SGLD:
     noisy = True
     needs_outputs = False
 
-    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
+    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: Spread, temperature: float) -> Tensor:
         if temperature == 0:
             return torch.full_like(chain.theta, math.inf)  # exp(-l_i / T) is a spike, wherever the iterates are
         return 1.0 / chain.variance(pseudo)
@@ -117,7 +118,7 @@ class GGN:
                 score[row] = p[row, k].sqrt() * (onehot - p[row])
             yield score.view_as(outputs)
 
-    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: float, temperature: float) -> Tensor:
+    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: Spread, temperature: float) -> Tensor:
         return observed / (chain.steps * temperature)
 
     def offset(self, chain: Chain, a: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What a chain has told after one of its steps, and q_i, a draw from it and its KL as functions of L_0."""
 
 from functools import cached_property
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Episode:
     * **options** (Options) - The wrapper's.
     * **observed** (Tensor) - What the curvature strategy saw, summed over the steps, if it looks.
     * **used** (list) - Which parameters the losses depended on; the others' A is the floor.
-    * **pseudo** (float) - The variance that one step's noise adds.
+    * **pseudo** (float or Tensor) - The variance that one step's noise adds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Episode:
         options: Options,
         observed: Optional[Tensor],
         used: Sequence[bool],
-        pseudo: float,
+        pseudo: Union[float, Tensor],
     ):
         self.prior, self.chain, self.options = prior, chain, options
         self.observed, self.used, self.pseudo = observed, used, pseudo
@@ -74,11 +74,19 @@ class Episode:
         return expected_kl(*self.posterior(flat), flat.m0, flat.p0, n0, self.prior.wishart)
 
     def draw(self, flat: FlatPrior) -> Tensor:
-        """A network from q_i; its way back to m_0 includes what `trace` says of the chain's mean."""
-        m_bar = self.chain.mean
-        if self.options.trace == "first":
-            m_bar = m_bar + (flat.m0 - flat.m0.detach())
-        return draw(flat.m0, flat.p0, m_bar, self.a, self.offset)
+        """
+        A network from q_i. To first order the chain began at m_0 and took steps proportional to V_0, if
+        preconditioned: the distance that it went keeps, or grows, as L_0 does.
+        """
+        options, m_bar, offset = self.options, self.chain.mean, self.offset
+        if options.trace == "first":
+            distance = m_bar - flat.m0.detach()
+            if options.precondition:
+                growth = torch.exp(flat.log_variance - flat.log_variance.detach())
+                distance = distance * growth
+                offset = offset * growth if options.curvature.noisy else offset
+            m_bar = flat.m0 + distance
+        return draw(flat.m0, flat.p0, m_bar, self.a, offset)
 
     def weights(self, at_chain: bool) -> Tensor:
         """The network that a forward runs, flat: the chain's state or a draw from q_i; both reach L_0."""

@@ -38,6 +38,7 @@ class NIWLearner(BaseLearner):
         self.__dict__["niw"] = niw  # not a submodule: parameters() are this learner's own
         self.allow_unused, self.allow_nograd = allow_unused, allow_nograd
         self._prior = niw._prior()
+        self._scale = self._prior.growth() if niw.options.precondition else None
         self._slots = find_slots(self.module, self._prior.layout)
         count = len(self._prior.layout.names)
         self._at_chain: List[Tensor] = list(ModelWeights.apply(count, *self._prior.leaves))
@@ -115,7 +116,7 @@ class NIWLearner(BaseLearner):
             observed = options.curvature.observe(forwards) + (0.0 if observed is None else observed)
         used = [before or g is not None for before, g in zip(self._used, gradients)]
         chain = self._step(gradients, n)
-        pseudo = noise_variance(self.niw.lr, options.temperature, n)
+        pseudo = noise_variance(self.niw.lr, options.temperature, n) * (1.0 if self._scale is None else self._scale)
         episode = Episode(self._prior, chain, options, observed, used, pseudo)
         weights = self._prior.layout.split(episode.weights(at_chain=True))
         self._chain, self._observed, self._used, self._episode = chain, observed, used, episode
@@ -167,7 +168,7 @@ class NIWLearner(BaseLearner):
             pairs = zip(self._at_chain, gradients)
             gradient = layout.flatten([torch.zeros_like(w) if g is None else g for w, g in pairs])
             temperature = options.temperature if options.curvature.noisy else 0.0
-            theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n)
+            theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n, self._scale)
             if any(g is None for g in gradients):
                 parts = zip(theta.split(layout.sizes), chain.theta.split(layout.sizes), gradients)
                 theta = torch.cat([old if g is None else new for new, old, g in parts])

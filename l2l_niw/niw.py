@@ -46,26 +46,36 @@ class NIW(BaseLearner):
         that have `requires_grad = False`; they stay as they are.
     * **burn_in** (int, *optional*, default=2) - Steps that are left out of the chain's moments; the
         paper's value for 5 steps. Until it is over, the last iterate alone stands for the chain.
-    * **temperature** (float, *optional*, default=1e-3) - The chain samples exp(-l_i / T).
+    * **temperature** (float, *optional*, default=1e-5) - The chain samples exp(-l_i / T), and the episode
+        minimises E[l_i] + T KL. A wide posterior costs accuracy while a network is being learned:
+        on Omniglot T = 1e-3 cost a point, 1e-5 none. Raise it for wide predictive bands; 0 makes
+        NIW a point estimate, first-order MAML if not preconditioned.
     * **prior_precision** (float, *optional*, default=None) - P_0 = n_0 / V_0 at the start. Defaults to
-        1 / (2 lr T), the precision that the chain's own noise would have with one datum: so that the
-        share A / (A + P_0) starts high but within reach of the gradient, whatever lr and T.
+        0.01 / (2 lr T), a hundredth of what the chain's own noise would have with one datum: tasks
+        start free to adapt, whatever lr and T, and P_0 learns where they need not.
     * **n0** (float, *optional*, default=None) - n_0 at the start: above 0 for 'factorised' (default 1,
         the authors' value), above d - 1 for 'full' (default d + 1).
-    * **precision_range** (tuple, *optional*, default=(1e-4, inf)) - Floor and ceiling of A.
-        `diagnostics()` reports how much of it is clamped.
+    * **precision_range** (tuple, *optional*, default=(1e-4, inf)) - Floor and ceiling of A. The floor is
+        the authors'; the chain's own noise bounds A from above, so no ceiling is needed.
+        `diagnostics()` reports how much of A is clamped.
     * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'sgld', the spread
-        of the chain, as in the paper; 'ggn', a Gauss-Newton estimate from one sampled label a step,
-        for logits (`curvature.GGN` takes other likelihoods).
+        of the chain, as in the paper and at no cost; 'ggn', a Gauss-Newton estimate from one sampled
+        label a step, one more backward, for logits (`curvature.GGN` takes other likelihoods).
     * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
-        Inverse-Wisharts, as the authors' code has it, or 'full', one over all d weights, as printed.
+        Inverse-Wisharts, as the authors' code has it and as a diagonal V_0 suggests, or 'full', one
+        over all d weights, as printed.
     * **kl_weight** (float, *optional*, default=None) - Weight of the KL in the episode's objective.
-        Defaults to the temperature: then q_i minimises E[l_i] + T KL, whose gradient L_0 follows.
+        Defaults to the temperature, for which the closed form is the objective's own minimiser.
     * **auto_kl** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
-        is back-propagated. If False, write `learner.objective(loss).backward()`.
-    * **trace** (str, *optional*, default='first') - How the chain's mean depends on m_0, where it began:
-        'first', at a constant distance, as after a few steps; 'none', not at all, as in the paper and
-        after many; 'full', through the graph of all steps, as in MAML, at MAML's cost.
+        is back-propagated, so that a loop need not know of it. If False, write
+        `learner.objective(loss).backward()`.
+    * **trace** (str, *optional*, default='first') - What the chain's mean owes to L_0, on the way back
+        from a query loss: 'first', the place where it began and the size of its steps, which is most
+        of it after a few steps; 'none', nothing, as in the paper and after many; 'full', the graph of
+        all steps, as in MAML, at MAML's cost. Posterior and KL always take the moments as constants.
+    * **precondition** (bool, *optional*, default=True) - Whether a weight's steps grow and shrink with
+        its V_0 / n_0, relative to the start, so that weights which differ more between tasks move
+        further. The chain's law is the same; the steps' sizes are learned, as in Meta-SGD.
 
     **References**
 
@@ -93,7 +103,7 @@ class NIW(BaseLearner):
         allow_nograd: bool = False,
         *,
         burn_in: int = 2,
-        temperature: float = 1e-3,
+        temperature: float = 1e-5,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
         precision_range: Tuple[float, float] = (1e-4, math.inf),
@@ -102,6 +112,7 @@ class NIW(BaseLearner):
         kl_weight: Optional[float] = None,
         auto_kl: bool = True,
         trace: str = "first",
+        precondition: bool = True,
     ):
         super().__init__()
         check_parameters(model)
@@ -120,11 +131,12 @@ class NIW(BaseLearner):
             kl_weight=temperature if kl_weight is None else kl_weight,
             auto_kl=auto_kl,
             trace=trace,
+            precondition=precondition,
         )
         self._names = [name for name, _ in model.named_parameters()]
         self._newest: Optional[Episode] = None
         if prior_precision is None:
-            prior_precision = 1.0 / noise_variance(lr, temperature, n=1) if temperature else 1.0
+            prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
         self._initialise(prior_precision, n0)
 
     def _initialise(self, prior_precision: float, n0: Optional[float]) -> None:
@@ -144,6 +156,7 @@ class NIW(BaseLearner):
         )
         raw = torch.tensor(to_raw(n0, wishart, d), dtype=self.log_variance[0].dtype, device=parameters[0].device)
         self.raw_n0 = nn.Parameter(raw)
+        self.register_buffer("log_start", torch.tensor(log_variance, dtype=raw.dtype, device=raw.device))
         self.register_buffer("full_wishart", torch.tensor(wishart == "full", device=parameters[0].device))
 
     def forward(self, *args, **kwargs):
@@ -213,7 +226,7 @@ class NIW(BaseLearner):
         for name, p in parameters.items():
             log_variance[name].requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
         m0, variances = ([source[name] for name in layout.names] for source in (parameters, log_variance))
-        return Prior(layout, self.options.wishart, m0, variances, self.raw_n0)
+        return Prior(layout, self.options.wishart, m0, variances, self.raw_n0, self.log_start)
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:

@@ -28,6 +28,7 @@ class Options:
     kl_weight: float
     auto_kl: bool
     trace: str
+    precondition: bool
 
     def __post_init__(self) -> None:
         check_number("burn_in", self.burn_in, 0, whole=True)

@@ -32,10 +32,21 @@ class Prior:
     """
 
     def __init__(
-        self, layout: Layout, wishart: str, m0: Sequence[Tensor], log_variance: Sequence[Tensor], raw_n0: Tensor
+        self,
+        layout: Layout,
+        wishart: str,
+        m0: Sequence[Tensor],
+        log_variance: Sequence[Tensor],
+        raw_n0: Tensor,
+        log_start: Tensor,
     ):
-        self.layout, self.wishart = layout, wishart
+        self.layout, self.wishart, self.log_start = layout, wishart, log_start
         self.leaves: List[Tensor] = [*m0, *log_variance, raw_n0]
+
+    @torch.no_grad()
+    def growth(self) -> Tensor:
+        """How many times its first value V_0 / n_0 is now, a factor for each weight."""
+        return torch.exp(self.flat().log_variance - self.log_start)
 
     def flat(self) -> FlatPrior:
         """Flat vectors with a graph to the leaves."""

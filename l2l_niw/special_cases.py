@@ -45,7 +45,7 @@ def maml(
     ~~~
     """
     trace = "first" if first_order else "full"
-    return NIW(model, lr, first_order, allow_unused, allow_nograd, temperature=0.0, trace=trace)
+    return NIW(model, lr, first_order, allow_unused, allow_nograd, temperature=0.0, trace=trace, precondition=False)
 
 
 def protonet_logits(network: Callable, x: Tensor, y: Tensor, x_query: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ def reptile(
     reptile_objective(learner).backward()
     ~~~
     """
-    settings = {"burn_in": sys.maxsize, "temperature": 0.0, "prior_precision": 1.0, "trace": "none"}
-    return NIW(model, lr, True, allow_unused, allow_nograd, **settings)
+    settings = {"temperature": 0.0, "prior_precision": 1.0, "trace": "none", "precondition": False}
+    return NIW(model, lr, True, allow_unused, allow_nograd, burn_in=sys.maxsize, **settings)
 
 
 def reptile_objective(learner: NIWLearner) -> Tensor:

@@ -43,6 +43,15 @@ def test_long_chain_has_the_moments_of_the_tempered_likelihood(temperature, n):
     assert torch.allclose(mean, torch.tensor([1.0, -2.0, 0.5]), atol=0.02 * temperature**0.5)
 
 
+def test_scaled_steps_have_the_same_stationary_law():
+    repeats, precision = 8000, 2.0
+    scale = torch.tensor([0.25, 1.0, 4.0]).repeat_interleave(repeats)
+    theta = torch.zeros(3 * repeats)
+    for _ in range(1500):
+        theta = langevin_step(theta, precision * theta, 0.005, 1.0, 1, scale)
+    assert torch.allclose(theta.view(3, repeats).var(1), torch.tensor(1 / precision), rtol=0.06)
+
+
 def test_moments_equal_those_of_the_stored_iterates():
     iterates = torch.randn(20, 7)
     chain = Chain(torch.zeros(7))

@@ -48,8 +48,12 @@ def written_out(niw, iterates, x_query, y_query, n, trace):
     m_bar, p0 = kept.mean(0), 1 / log_variance.exp()
     mean = (a * m_bar + p0 * m0) / (a + p0)
     variance = 1 / (a + p0)
-    moved = a / (a + p0) * (m0 - m0.detach()) if trace == "first" else 0.0
-    theta = mean + moved + variance.sqrt() * a.sqrt() * (iterates[-1] - m_bar)
+    if trace == "first":  # the chain began at m_0 and its steps are proportional to V_0
+        growth = log_variance.exp() / log_variance.detach().exp()
+        m_bar, offset = m0 + growth * (m_bar - m0.detach()), growth * (iterates[-1] - m_bar)
+    else:
+        offset = iterates[-1] - m_bar
+    theta = (a * m_bar + p0 * m0) / (a + p0) + variance.sqrt() * a.sqrt() * offset
     parts = theta.split([p.numel() for p in model.parameters()])
     weights = {k: part.view_as(p) for (k, p), part in zip(model.named_parameters(), parts)}
     f = nn.functional.cross_entropy(torch.func.functional_call(model, weights, (x_query,)), y_query)
@@ -77,6 +81,27 @@ def test_an_unmodified_loop_gets_the_gradient_of_the_written_out_objective(wisha
     assert torch.allclose(flat(p.grad for p in model.parameters()), g_m0, atol=1e-10)
     assert torch.allclose(flat(p.grad for p in niw.log_variance), g_log_variance, atol=1e-10)
     assert torch.allclose(niw.raw_n0.grad, g_raw, atol=1e-10)
+
+
+def test_steps_grow_with_the_variance_that_was_learned():
+    model, x, y, _, _ = problem()
+
+    def step(precondition):
+        torch.manual_seed(5)
+        niw = NIW(model, lr=0.3, temperature=0.01, precondition=precondition)
+        with torch.no_grad():
+            niw.log_variance[0].add_(torch.log(torch.tensor(4.0)))
+        learner = niw.clone()
+        loss = nn.functional.cross_entropy(learner(x), y)
+        gradients = torch.autograd.grad(loss, list(learner.parameters()), retain_graph=True)
+        learner.adapt(loss)
+        moved = [new - old for new, old in zip(learner.parameters(), model.parameters())]
+        return moved, gradients
+
+    (scaled, gradients), (plain, _) = step(True), step(False)
+    noise = plain[0] + 0.3 * gradients[0]
+    assert torch.allclose(scaled[0], -0.3 * 4 * gradients[0] + 2 * noise)
+    assert torch.allclose(scaled[1], plain[1])
 
 
 def test_the_explicit_objective_has_the_same_gradient():

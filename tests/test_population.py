@@ -61,7 +61,7 @@ def exact(request):
     torch.manual_seed(0)
     niw = NIW(
         nn.Linear(4, 1, bias=False), lr=NOISE**2, burn_in=0, temperature=1.0, prior_precision=1.0,
-        kl_weight=1.0, auto_kl=False, trace="none",
+        kl_weight=1.0, auto_kl=False, trace="none", precondition=False,
         curvature=GGN("gaussian", NOISE, samples=None), wishart=request.param,
     )
     meta_train(niw, steps=1, batches=300)
@@ -97,7 +97,7 @@ def test_sgld_moments_recover_the_mean_and_the_wide_variances():
     NOISE^2 / N, the likelihood's, come out right, and the narrow one, 0.04, is lost in the chain's noise.
     """
     niw = NIW(nn.Linear(4, 1, bias=False), lr=NOISE**2, temperature=1.0, prior_precision=1.0,
-              kl_weight=1.0, auto_kl=False, trace="none")
+              kl_weight=1.0, auto_kl=False, trace="none", precondition=False)
     meta_train(niw, steps=5, batches=200)
     mean, variance = learned(niw)
     ratio = variance / SIGMA
