@@ -4,7 +4,7 @@
 The swap: learn2learn's MAML loop on Omniglot, in which only the constructor differs.
 
     python benchmarks/swap.py --data ROOT                    # every method, three seeds
-    python benchmarks/swap.py --data ROOT --methods niw      # one method
+    python benchmarks/swap.py --data ROOT --methods NIW      # one method
     python benchmarks/swap.py --report                       # the table from what has been run
 
 A run that was stopped goes on where it was; a finished one is not run again.
@@ -55,18 +55,13 @@ def load_characters(root, part):
     characters = sorted(p for p in folder.glob("*/*") if p.is_dir())
     if not characters:
         sys.exit(MISSING.format(root=root, folder=folder))
-    cache = Path(root) / f"omniglot28_{part}.pt"
-    if cache.exists():
-        return torch.load(cache, weights_only=True)
     images, labels = [], []
     for label, character in enumerate(tqdm(characters, desc=f"reading {part}")):
         for path in sorted(character.glob("*.png")):
             small = Image.open(path).convert("L").resize((28, 28), Image.Resampling.LANCZOS)
             images.append(1.0 - torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255.0)
             labels.append(label)
-    data = torch.stack(images).unsqueeze(1), torch.tensor(labels)
-    torch.save(data, cache)
-    return data
+    return torch.stack(images).unsqueeze(1), torch.tensor(labels)
 
 
 def taskset(data, ways, shots, queries):
@@ -189,6 +184,8 @@ def run(method, seed, root, config, results, build=None):
     """Trains and scores one method with one seed, unless its result is there already."""
     path = results / f"{method}-{seed}.json"
     if path.exists():
+        if json.loads(path.read_text())["config"] != config:
+            sys.exit(f"{path} was run with another budget; move it away, or give another --results.")
         return
     results.mkdir(parents=True, exist_ok=True)
     checkpoint = results / f"{method}-{seed}.pt"
@@ -214,7 +211,7 @@ def table(results):
     """Markdown: means over seeds, with the standard error of the mean."""
     rows = ["| method | seeds | accuracy % | ECE % | NLL | Brier | training, s |", "|---|---|---|---|---|---|---|"]
     for method in METHODS:
-        runs = [json.loads(p.read_text()) for p in sorted(results.glob(f"{method}-[0-9].json"))]
+        runs = [json.loads(p.read_text()) for p in sorted(results.glob(f"{method}-[0-9]*.json"))]
         if not runs:
             continue
         cells = []
@@ -225,6 +222,20 @@ def table(results):
         seconds = np.mean([r["seconds"] for r in runs])
         rows.append(f"| {method} | {len(runs)} | {' | '.join(cells)} | {seconds:.0f} |")
     return "\n".join(rows)
+
+
+def verdict(results):
+    """The two questions that the benchmark asks, answered once every method has run."""
+    mean = {}
+    for method in METHODS:
+        runs = [json.loads(p.read_text())["test"] for p in sorted(results.glob(f"{method}-[0-9]*.json"))]
+        if not runs:
+            return "Not every method has run yet."
+        mean[method] = {key: np.mean([r[key] for r in runs]) for key in runs[0]}
+    gain = 100 * (mean["NIW"]["accuracy"] - mean["FO-MAML"]["accuracy"])
+    ratio = mean["NIW"]["ece"] / mean["MAML"]["ece"]
+    return (f"NIW's accuracy is {gain:+.2f} points from first-order MAML's (asked for: 0 or more); its ECE is "
+            f"{ratio:.2f} times MAML's (asked for: 0.50 or less).")
 
 
 def report(results):
@@ -238,6 +249,7 @@ def report(results):
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
         "their adapted network, NIW with the average over its posterior's draws.\n\n"
+        f"{verdict(results)}\n\n"
         f"Budget, the same for all: {budget}.\n\n"
         f"Machine: {runs[0]['machine']}. Command: `python benchmarks/swap.py --data ROOT`.\n"
     )

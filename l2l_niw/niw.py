@@ -46,7 +46,7 @@ class NIW(BaseLearner):
         that have `requires_grad = False`; they stay as they are.
     * **burn_in** (int, *optional*, default=2) - Steps that are left out of the chain's moments; the
         paper's value for 5 steps. Until it is over, the last iterate alone stands for the chain.
-    * **temperature** (float, *optional*, default=1e-5) - The chain samples exp(-l_i / T), and the episode
+    * **temperature** (float, *optional*, default=1e-4) - The chain samples exp(-l_i / T), and the episode
         minimises E[l_i] + T KL. A wide posterior costs accuracy while a network is being learned:
         on Omniglot T = 1e-3 cost a point, 1e-5 none. Raise it for wide predictive bands; 0 makes
         NIW a point estimate, first-order MAML if not preconditioned.
@@ -103,7 +103,7 @@ class NIW(BaseLearner):
         allow_nograd: bool = False,
         *,
         burn_in: int = 2,
-        temperature: float = 1e-5,
+        temperature: float = 1e-4,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
         precision_range: Tuple[float, float] = (1e-4, math.inf),
