@@ -29,6 +29,7 @@ class Episode:
     * **observed** (Tensor) - What the curvature strategy saw, summed over the steps, if it looks.
     * **used** (list) - Which parameters the losses depended on; the others' A is the floor.
     * **pseudo** (float or Tensor) - The variance that one step's noise adds.
+    * **n** (int) - The number of data behind the step's loss.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class Episode:
         observed: Optional[Tensor],
         used: Sequence[bool],
         pseudo: Union[float, Tensor],
+        n: int,
     ):
         self.prior, self.chain, self.options = prior, chain, options
         self.observed, self.used, self.pseudo = observed, used, pseudo
         self.kl_pending = options.auto_kl and options.kl_weight > 0
-        self.query_n = 1  # data behind the query loss: the learner sets it at each forward
+        self.query_n = n  # the learner sets it at each forward that follows
 
     @cached_property
     def raw_a(self) -> Tensor:

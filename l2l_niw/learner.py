@@ -66,8 +66,8 @@ class NIWLearner(BaseLearner):
             n = batch_size(outputs, (args, kwargs))
             kept = outputs if self.niw.options.curvature.needs_outputs else None
             self._recent = [*self._recent[1 - REMEMBERED :], Forward(inputs, weights, n, kept)]
-            if self._episode is not None:
-                self._episode.query_n = n or 1
+            if self._episode is not None and n:
+                self._episode.query_n = n
         return outputs
 
     def _draw(self) -> List[Tensor]:
@@ -117,7 +117,7 @@ class NIWLearner(BaseLearner):
         used = [before or g is not None for before, g in zip(self._used, gradients)]
         chain = self._step(gradients, n)
         pseudo = noise_variance(self.niw.lr, options.temperature, n) * (1.0 if self._scale is None else self._scale)
-        episode = Episode(self._prior, chain, options, observed, used, pseudo)
+        episode = Episode(self._prior, chain, options, observed, used, pseudo, n)
         weights = self._prior.layout.split(episode.weights(at_chain=True))
         self._chain, self._observed, self._used, self._episode = chain, observed, used, episode
         self._at_chain, self._drawn = weights, None
