@@ -102,5 +102,5 @@ def test_sgld_moments_recover_the_mean_and_the_wide_variances():
     mean, variance = learned(niw)
     ratio = variance / SIGMA
     assert ((mean - MU) / MU).abs().max() < 0.05
-    assert (ratio[1:] - 1).abs().max() < 0.5
-    assert ratio[0] < 0.5
+    assert (ratio[1:] - 1).abs().max() < 0.2
+    assert ratio[0] < 0.6
