@@ -139,9 +139,9 @@ class ModelWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, count: int, *leaves: Tensor) -> Tuple[Tensor, ...]:
-        ctx.save_for_backward(*leaves[count:])
+        ctx.others = leaves[count:]
         return tuple(m0.clone() for m0 in leaves[:count])
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):
-        return (None, *gradients, *(torch.zeros_like(leaf) for leaf in ctx.saved_tensors))
+        return (None, *gradients, *(torch.zeros_like(leaf) for leaf in ctx.others))

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW
-from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, LossError, ModelError, NIWError
+from l2l_niw.curvature import GGN
+from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, LossError, ModelError
 
 
 def learner_and_data(steps=3, **options):
@@ -103,6 +104,7 @@ def test_one_step_within_the_burn_in_is_the_documented_fallback():
         {"prior_precision": -2.0}, {"n0": 0.0}, {"n0": 3.0, "wishart": "full"}, {"n0": math.nan},
         {"precision_range": (0.0, 1.0)}, {"precision_range": (2.0, 1.0)}, {"wishart": "half"},
         {"kl_weight": -1.0}, {"trace": "some"}, {"trace": "full"}, {"temperature": 0.0, "curvature": "ggn"},
+        {"lr": "0.1"}, {"burn_in": 1.5}, {"precision_range": (1.0,)}, {"precision_range": None}, {"curvature": GGN},
     ],
     ids=str,
 )
@@ -117,6 +119,10 @@ def test_models_that_cannot_be_random_are_refused():
         NIW(frozen, lr=0.1)
     with pytest.raises(ModelError, match="no trainable parameter"):
         NIW(nn.Tanh(), lr=0.1)
+    with pytest.raises(ModelError, match="must be a torch.nn.Module"):
+        NIW(torch.tanh, lr=0.1)
+    with pytest.raises(ModelError, match="has no shape yet"):
+        NIW(nn.LazyLinear(2), lr=0.1)
     for dtype in (torch.complex64, torch.int64):
         model = nn.Linear(2, 2)
         model.extra = nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False)
@@ -137,6 +143,27 @@ def test_counts_and_samples_are_checked():
         learner.adapt(learner(x).mean(), n=0)
     with pytest.raises(ArgumentError, match="samples"):
         learner.posterior().predict(x, samples=0)
+
+
+def test_models_with_several_outputs_predict_one_network_at_a_time():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    learner, x = NIW(Two(3, 2), lr=0.1).clone(), torch.randn(4, 3)
+    learner.adapt(learner(x)[0].square().mean())
+    post = learner.posterior()
+    with pytest.raises(ArgumentError, match="post.network"):
+        post.predict(x)
+    assert post.network(post.sample())(x)[0].shape == (4, 2)
+
+
+def test_an_n0_that_training_drove_out_of_its_domain_is_noticed():
+    niw = NIW(nn.Linear(2, 1), lr=0.1, wishart="full")
+    with torch.no_grad():
+        niw.raw_n0.fill_(-100.0)
+    with pytest.raises(ArgumentError, match="raw_n0.*leaves its domain"):
+        niw.clone()
 
 
 def test_diagnostics_before_any_episode():
@@ -163,7 +190,3 @@ def test_the_explicit_objective_is_refused_when_the_kl_is_added_anyway():
     learner, x = learner_and_data()
     with pytest.raises(ArgumentError, match="auto_kl=False"):
         learner.objective(learner(x).mean())
-
-
-def test_every_error_is_one_of_ours():
-    assert all(issubclass(e, NIWError) for e in (ArgumentError, ChainError, CheckpointError, LossError, ModelError))
