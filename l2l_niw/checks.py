@@ -4,7 +4,7 @@ import math
 from typing import List, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.weights import Layout
@@ -20,6 +20,15 @@ def check_number(name: str, value: object, low: float, strict: bool = False, who
         right = False
     if not right:
         raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
+
+
+def check_frozen(module: nn.Module, allow_nograd: bool) -> None:
+    for name, p in module.named_parameters():
+        if not p.requires_grad and not allow_nograd:
+            raise ArgumentError(
+                f"adapt: parameter '{name}' has requires_grad=False. Pass allow_nograd=True to NIW or to adapt to keep "
+                "frozen parameters as they are."
+            )
 
 
 def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:

@@ -9,7 +9,7 @@ from learn2learn.utils import clone_module
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.checks import check_loss, check_number, check_step, check_used
+from l2l_niw.checks import check_frozen, check_loss, check_number, check_step, check_used
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
@@ -105,7 +105,7 @@ class NIWLearner(BaseLearner):
         options = self.niw.options
         if n is not None:
             check_number("n, the number of data behind the loss,", n, 1, whole=True)
-        self._check_nograd(self.allow_nograd if allow_nograd is None else allow_nograd)
+        check_frozen(self.niw.module, self.allow_nograd if allow_nograd is None else allow_nograd)
         check_loss(loss)
         recent, self._recent = self._recent, []  # whatever becomes of this loss, its forwards are done with
         gradients, forwards = self._gradients(loss, recent)
@@ -124,16 +124,6 @@ class NIWLearner(BaseLearner):
         self._support = [forward.inputs for forward in forwards]
         put(self._slots, weights)
         self.niw._remember(episode)
-
-    def _check_nograd(self, allow_nograd: bool) -> None:
-        if allow_nograd:
-            return
-        for name, p in self.niw.module.named_parameters():
-            if not p.requires_grad:
-                raise ArgumentError(
-                    f"adapt: parameter '{name}' has requires_grad=False. Pass allow_nograd=True to NIW or to "
-                    "adapt to keep frozen parameters as they are."
-                )
 
     def _gradients(self, loss: Tensor, recent: List[Forward]) -> Tuple[List[Optional[Tensor]], List[Forward]]:
         """The loss's gradient for each parameter, and the forwards that it depends on."""
