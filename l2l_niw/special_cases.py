@@ -34,7 +34,7 @@ def maml(
 
     NIW whose meta-gradient is that of `learn2learn.algorithms.MAML`: at temperature 0 the chain has no
     noise, A is infinite and the KL has no weight. m_i* is a function of m_0 through the graph of the
-    steps, or for `first_order` at a constant distance, which is NIW's own default.
+    steps, or for `first_order` at a constant distance. No step size is learned.
 
     **Example**
 
