@@ -2,6 +2,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+VISION = ["timm", "safetensors"]
+EXAMPLES = ["tqdm", "matplotlib", "pillow", "torchmetrics"]
+
 setup(
     name="l2l_niw",
     version="0.1.0",
@@ -15,7 +18,8 @@ setup(
     # gym: newer ones break learn2learn's environments (0.24 asserts, 0.25 hangs, 0.26 steps return 5 values)
     install_requires=["torch>=2.1", "numpy", "learn2learn>=0.2.0", "gym==0.23.1"],
     extras_require={
-        "examples": ["tqdm", "matplotlib", "pillow", "torchmetrics"],
-        "dev": ["pytest", "hypothesis", "scipy", "ruff", "tqdm", "matplotlib", "pillow", "torchmetrics"],
+        "vision": VISION,
+        "examples": EXAMPLES,
+        "dev": ["pytest", "hypothesis", "scipy", "scikit-learn", "ruff", *VISION, *EXAMPLES],
     },
 )

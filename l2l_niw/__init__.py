@@ -2,6 +2,7 @@ from l2l_niw._torchvision import ensure_torchvision
 
 ensure_torchvision()
 
+from l2l_niw.episodic import EpisodicModel  # noqa: E402
 from l2l_niw.niw import NIW  # noqa: E402
 
-__all__ = ["NIW"]
+__all__ = ["NIW", "EpisodicModel"]

@@ -6,6 +6,7 @@ from typing import Optional, Sequence, Union
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn import functional as F
 
 from l2l_niw.chain import Chain
@@ -49,8 +50,9 @@ class GGN:
 
     **Arguments**
 
-    * **likelihood** (str, *optional*, default='categorical') - What the outputs parametrise:
-        'categorical', logits on the last dimension, or 'gaussian', means.
+    * **likelihood** (str, *optional*, default='categorical') - What a tensor of outputs parametrises:
+        'categorical', logits on the last dimension, or 'gaussian', means. A model that returns a
+        distribution says it itself.
     * **noise** (float, *optional*, default=1.0) - The Gaussian's standard deviation.
     * **samples** (int, *optional*, default=1) - Labels sampled a step, one backward each. None
         sums over all outputs instead and gives the exact diagonal, at one backward an output.
@@ -77,23 +79,27 @@ class GGN:
             )
         return sum(self.diagonal(forward.outputs, forward.weights) for forward in forwards)
 
-    def diagonal(self, outputs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def diagonal(self, outputs: Union[Tensor, Distribution], weights: Sequence[Tensor]) -> Tensor:
         """The diagonal for the data behind `outputs`, flat over `weights`."""
+        if isinstance(outputs, Distribution):
+            return self._of_distribution(outputs, weights)
         if not isinstance(outputs, Tensor):
-            raise ChainError(f"curvature='ggn' needs a model that returns one tensor, got {type(outputs).__name__}.")
+            kind = type(outputs).__name__
+            raise ChainError(f"curvature='ggn' needs a model that returns a tensor or a distribution, got {kind}.")
         if self.likelihood == "categorical" and outputs.shape[-1] < 2:
             raise ArgumentError(
                 f"curvature: outputs of shape {tuple(outputs.shape)} are no logits of a categorical likelihood. For "
                 "regression give curvature=GGN('gaussian', noise=...)."
             )
         scores = self._sampled(outputs) if self.samples else self._square_root(outputs)
-        total = 0.0
-        for score in scores:
-            gradients = torch.autograd.grad(
-                outputs, weights, grad_outputs=score, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            total = total + torch.cat([g.flatten() for g in gradients]).square()
-        return total / (self.samples or 1)
+        return sum(squared_gradient(outputs, weights, score) for score in scores) / (self.samples or 1)
+
+    def _of_distribution(self, outputs: Distribution, weights: Sequence[Tensor]) -> Tensor:
+        """A prediction knows its own likelihood: targets are sampled from it, whatever it is."""
+        if self.samples is None:
+            raise ArgumentError("curvature: GGN(samples=None) needs a model that returns a tensor, not a distribution.")
+        losses = (-outputs.log_prob(outputs.sample()).sum() for _ in range(self.samples))
+        return sum(squared_gradient(loss, weights) for loss in losses) / self.samples
 
     def _sampled(self, outputs: Tensor):
         """d(-log p(label | outputs)) / d(outputs) for sampled labels."""
@@ -124,6 +130,13 @@ class GGN:
     def offset(self, chain: Chain, a: Tensor) -> Tensor:
         """The chain has no noise, so the posterior's draw takes its own."""
         return torch.randn_like(a) / a.sqrt()
+
+
+def squared_gradient(outputs: Tensor, weights: Sequence[Tensor], score: Optional[Tensor] = None) -> Tensor:
+    gradients = torch.autograd.grad(
+        outputs, weights, grad_outputs=score, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([g.flatten() for g in gradients]).square()
 
 
 Curvature = Union[SGLD, GGN]

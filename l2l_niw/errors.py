@@ -1,5 +1,8 @@
 """What can go wrong, named for what the user did."""
 
+import importlib
+from types import ModuleType
+
 
 class NIWError(Exception):
     """Base class of every error that l2l_niw raises on purpose."""
@@ -23,3 +26,15 @@ class ChainError(NIWError, RuntimeError):
 
 class CheckpointError(NIWError, RuntimeError):
     """A state dict belongs to another model or to another reading of the Wishart."""
+
+
+class ExtraError(NIWError, ImportError):
+    """A package is missing that only some users need."""
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """A package that an extra brings, imported where it is used."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ExtraError(f"{package.split('.')[0]} is needed here: pip install 'l2l_niw[{extra}]'.") from error

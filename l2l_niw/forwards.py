@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from l2l_niw.errors import ArgumentError
+from l2l_niw.predictions import Prediction
 
 REMEMBERED = 4  # forwards, so that a long evaluation with gradients enabled holds no more than these
 
@@ -24,7 +25,9 @@ def tensors_in(nest: Any) -> Iterator[Tensor]:
 
 
 def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
-    """The number of data in a forward: the first dimension of what came out, else of what went in."""
+    """The number of data in a forward: a prediction's own, or the first dimension of what came out, or went in."""
+    if isinstance(outputs, Prediction):
+        return outputs.n
     for tensor in tensors_in((outputs, inputs)):
         if tensor.dim() > 0:
             return tensor.shape[0]

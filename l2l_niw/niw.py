@@ -1,7 +1,7 @@
 """The wrapper: a model whose weights are random variables, with learn2learn's API."""
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
@@ -17,7 +17,7 @@ from l2l_niw.learner import NIWLearner
 from l2l_niw.options import Options
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
-from l2l_niw.weights import Layout, check_parameters
+from l2l_niw.weights import Layout, check_parameters, key_differences
 from l2l_niw.wishart import from_raw, initial_degrees, lower_bound, to_raw
 
 
@@ -269,15 +269,7 @@ class NIW(BaseLearner):
         """
         own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
         given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}
-        differences: List[str] = []
-        if strict:
-            differences += [f"'{k}' is missing" for k in own if k not in given]
-            differences += [f"'{k}' is unknown" for k in given if k not in own]
-        differences += [
-            f"'{k}' has shape {tuple(given[k].shape)} instead of {tuple(own[k].shape)}"
-            for k in own
-            if k in given and given[k].shape != own[k].shape
-        ]
+        differences = key_differences(own, given, strict)
         if "full_wishart" in given and bool(given["full_wishart"]) != (self.options.wishart == "full"):
             differences.append(f"it was saved with another wishart than '{self.options.wishart}'")
         differences += [

@@ -1,6 +1,6 @@
 """A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
 
-from typing import Callable, Dict
+from typing import Callable, Dict, Union
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.predictions import Prediction
 from l2l_niw.weights import Layout
 
 
@@ -62,15 +63,18 @@ class Posterior:
         buffers = {name: b.clone() for name, b in self._module.named_buffers()}
         return lambda *args, **kwargs: functional_call(self._module, {**weights, **buffers}, args, kwargs)
 
-    def predict(self, *args, samples: int = 10, **kwargs) -> Tensor:
+    def predict(self, *args, samples: int = 10, **kwargs) -> Union[Tensor, Prediction]:
         """
         **Description**
 
         Outputs of `samples` networks drawn from the posterior, stacked on dimension 0. Average
-        probabilities, not logits: `predict(x).softmax(-1).mean(0)`.
+        probabilities, not logits: `predict(x).softmax(-1).mean(0)`. The predictions of an
+        `EpisodicModel` are averaged here, to one distribution.
         """
         check_number("samples", samples, 1, whole=True)
         outputs = [self.network(self.rsample())(*args, **kwargs) for _ in range(samples)]
+        if isinstance(outputs[0], Prediction):
+            return outputs[0].mix(outputs)
         if not isinstance(outputs[0], Tensor):
             raise ArgumentError(
                 f"predict: the model returns a {type(outputs[0]).__name__}, and only tensors can be stacked. "

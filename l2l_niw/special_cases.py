@@ -8,16 +8,15 @@ the episode's, Eq. 11, and the one over L_0, Eq. 14.
 | MAML | a few gradient steps on l_i from m_0, with their graph | f_i alone; g_i dropped |
 | ProtoNet | l_i dropped, so m_i* = m_0: no step is taken | f_i alone, with a nearest-centroid head; g_i dropped |
 | Reptile | the penalties dropped: m_i* = the chain's last iterate, a constant | g_i's (m_i* - m_0)^2; f_i dropped |
+
+ProtoNet needs no settings: it is `niw.clone()` without a step, of an `EpisodicModel` with a `NearestCentroid` head.
 """
 
 import sys
-from typing import Callable, Optional
+from typing import Optional
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from l2l_niw.errors import ArgumentError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.niw import NIW
 
@@ -46,29 +45,6 @@ def maml(
     """
     trace = "first" if first_order else "full"
     return NIW(model, lr, first_order, allow_unused, allow_nograd, temperature=0.0, trace=trace, precondition=False)
-
-
-def protonet_logits(network: Callable, x: Tensor, y: Tensor, x_query: Tensor) -> Tensor:
-    """
-    **Description**
-
-    The nearest-centroid head: minus squared distances from the query's features to the mean feature of
-    each class of the support. With a learner that has taken no step, m_i* = m_0, its loss is ProtoNet's.
-
-    **Arguments**
-
-    * **network** (callable) - The feature extractor: `niw.clone()`.
-    * **x** (Tensor) - Support inputs.
-    * **y** (Tensor) - Support labels, 0 to ways - 1, each at least once.
-    * **x_query** (Tensor) - Query inputs.
-    """
-    onehot = F.one_hot(y).to(torch.get_default_dtype())
-    counts = onehot.sum(0)
-    if not torch.all(counts > 0):
-        raise ArgumentError(f"y: class {int((counts == 0).nonzero()[0])} has no support example; relabel from 0 up.")
-    features = network(x)
-    centroids = (onehot / counts).to(features.dtype).T @ features
-    return -(network(x_query).unsqueeze(1) - centroids).square().sum(-1)
 
 
 def reptile(

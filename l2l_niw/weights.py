@@ -1,7 +1,7 @@
 """A model's random weights as one flat vector, and back."""
 
 from functools import reduce
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,19 @@ def check_parameters(model: nn.Module) -> None:
     devices = {p.device for p in parameters.values()}
     if len(devices) > 1:
         raise ModelError(f"model is spread over {sorted(map(str, devices))}; move it to one device first.")
+
+
+def key_differences(own: Mapping[str, Tensor], given: Mapping[str, Tensor], strict: bool = True) -> List[str]:
+    """What keeps a state dict from being loaded, entry by entry; names matter if `strict`."""
+    differences: List[str] = []
+    if strict:
+        differences += [f"'{k}' is missing" for k in own if k not in given]
+        differences += [f"'{k}' is unknown" for k in given if k not in own]
+    return differences + [
+        f"'{k}' has shape {tuple(given[k].shape)} instead of {tuple(own[k].shape)}"
+        for k in own
+        if k in given and given[k].shape != own[k].shape
+    ]
 
 
 class Layout:

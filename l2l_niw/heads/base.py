@@ -1,0 +1,106 @@
+"""The one interface of all heads: p(y | x, S, theta)."""
+
+import math
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError
+from l2l_niw.labels import Labels, encode
+from l2l_niw.predictions import Prediction, check_targets
+
+TASKS = ("classification", "regression")
+Targets = Union[Labels, Tensor]
+
+
+class Positive(nn.Module):
+    """A positive number, fixed or learned in log."""
+
+    def __init__(self, name: str, value: float, learned: bool):
+        super().__init__()
+        check_number(name, value, 0, strict=True)
+        log = torch.tensor(math.log(value), dtype=torch.get_default_dtype())
+        if learned:
+            self.log = nn.Parameter(log)
+        else:
+            self.register_buffer("log", log)
+
+    def forward(self) -> Tensor:
+        return self.log.exp()
+
+
+class Head(nn.Module):
+    """
+    **Description**
+
+    Predicts a query from its features and a labelled support set: `head(support, support_y, query)` is a
+    `Prediction`, a `torch.distributions.Distribution` with `nll(query_y)`. Labels are any integers,
+    (..., n); targets of a regression are (..., n, targets); leading dimensions are episodes.
+
+    Without a query it is what the support says of theta, p(S | theta): the likelihood of inner steps
+    and of test-time inference. Most heads predict the support from itself.
+
+    A head implements `predict`, on tensors only: no in-place writes and no look at values, so that
+    `torch.func.vmap` over weights works.
+
+    **Arguments**
+
+    * **support** (Tensor) - Features of the support, (..., n, d).
+    * **support_y** (Tensor) - Its labels or targets.
+    * **query** (Tensor, *optional*, default=None) - Features of the query, (..., m, d).
+    * **query_y** (Tensor, *optional*, default=None) - In training, for heads whose loss has a penalty
+        (FEAT's contrastive term, a latent's KL), which `Prediction.loss` adds. Not given at test.
+    * **ways** (int, *optional*, default=None) - The number of classes. Counted if not given; give it
+        under `torch.func.vmap` over episodes, where labels cannot be looked at.
+    """
+
+    task = "classification"
+    needs_support = True  # whether predictions need the support's features
+
+    def forward(
+        self,
+        support: Tensor,
+        support_y: Tensor,
+        query: Optional[Tensor] = None,
+        query_y: Optional[Tensor] = None,
+        ways: Optional[int] = None,
+    ) -> Prediction:
+        y = self.targets(support_y, ways)
+        if query is None:
+            return self.explain(support, y)
+        if query_y is not None:
+            shape = query.shape[:-1] + support_y.shape[self.lead(support_y) + 1 :]
+            check_targets(query_y, shape, f"{query.shape[-2]} data of an episode")
+        return self.predict(support, y, query, query_y)
+
+    def predict(self, support: Tensor, y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        raise NotImplementedError
+
+    def explain(self, support: Tensor, y: Targets) -> Prediction:
+        """The support's own likelihood, p(S | theta)."""
+        return self.predict(support, y, support, None)
+
+    def lead(self, support_y: Tensor) -> int:
+        """How many leading dimensions are episodes; raises where targets are not of the head's kind."""
+        classification = self.task == "classification"
+        if not isinstance(support_y, Tensor) or support_y.is_floating_point() == classification:
+            kind = "integer labels" if classification else "real targets"
+            raise ArgumentError(f"support_y must be a tensor of {kind} for a head of {self.task}, got {support_y!r}.")
+        lead = support_y.dim() - (1 if classification else 2)
+        if lead < 0:
+            shape = "(n,)" if classification else "(n, targets); use support_y.unsqueeze(-1) for one target"
+            raise ArgumentError(f"support_y has shape {tuple(support_y.shape)}, but a {self.task} needs {shape}.")
+        if support_y.numel() == 0:
+            raise ArgumentError("support_y is empty: an episode needs at least one support example.")
+        return lead
+
+    def targets(self, support_y: Tensor, ways: Optional[int]) -> Targets:
+        self.lead(support_y)
+        return encode(support_y, ways) if self.task == "classification" else support_y
+
+
+def check_choice(name: str, value: str, choices: tuple) -> None:
+    if value not in choices:
+        raise ArgumentError(f"{name} must be one of {choices}, got {value!r}.")

@@ -1,0 +1,192 @@
+"""Conditional and attentive neural processes: the support as a learned summary."""
+
+from typing import List, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal, kl_divergence
+from torch.nn import functional as F
+
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError
+from l2l_niw.heads.base import Head, check_choice
+from l2l_niw.heads.summaries import AGGREGATIONS, Aggregate, CrossAttention, bayesian_aggregation, pool
+from l2l_niw.models.mlp import MLP
+from l2l_niw.predictions import Gaussian, Prediction
+
+
+class NeuralProcess(Head):
+    """
+    **Description**
+
+    What CNP and ANP share: an encoder of pairs (feature, target), a deterministic summary of them, a
+    latent one, or both, and a decoder of a query's feature and summary to mean and standard deviation.
+
+    **Arguments**
+
+    * **summary** (Module) - Of the deterministic path, or None.
+    * **others** - `CNP`'s.
+    """
+
+    task = "regression"
+
+    def __init__(
+        self,
+        features: int,
+        targets: int,
+        summary: Optional[nn.Module],
+        width: int,
+        depth: int,
+        aggregate: str,
+        latent: bool,
+        samples: int,
+        floor: float,
+    ):
+        super().__init__()
+        check_choice("aggregate", aggregate, AGGREGATIONS)
+        check_number("depth", depth, 1, whole=True)
+        check_number("samples", samples, 1, whole=True)
+        check_number("floor", floor, 0, strict=True)
+        if not latent and summary is None:
+            raise ArgumentError("latent and deterministic are both False: the decoder would not see the support.")
+        self.aggregate, self.samples, self.floor, self.n_targets = aggregate, samples, floor, targets
+        pair, told = features + targets, features + width * latent
+        self.latent = MLP(pair, [width] * depth + [2 * width]) if latent else None
+        self.summary = summary
+        if summary is not None:
+            self.encoder = MLP(pair, [width] * depth)
+            told += summary.width
+        self.decoder = MLP(told, [width] * depth + [2 * targets])
+
+    def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
+        y = super().targets(support_y, ways)
+        if y.shape[-1] != self.n_targets:
+            raise ArgumentError(f"support_y has {y.shape[-1]} targets, but the head was built for {self.n_targets}.")
+        return y
+
+    def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        pairs, told = torch.cat([support, y], -1), [query]
+        if self.summary is not None:
+            told.append(self.summary(self.encoder(pairs), support, query))
+        if self.latent is None:
+            return self.decode(told)
+        source = prior = self.latent_law(pairs)
+        if query_y is not None:
+            source = self.latent_law(torch.cat([pairs, torch.cat([query, query_y], -1)], -2))
+        draws = [source.rsample().unsqueeze(-2).expand(*query.shape[:-1], -1) for _ in range(self.samples)]
+        predictions = [self.decode([*told, z]) for z in draws]
+        prediction = predictions[0] if self.samples == 1 else Gaussian.mix(predictions)
+        if query_y is not None:
+            prediction.penalty = kl_divergence(source, prior).mean() / query.shape[-2]
+        return prediction
+
+    def decode(self, told: List[Tensor]) -> Gaussian:
+        mean, raw = self.decoder(torch.cat(told, -1)).chunk(2, -1)
+        return Gaussian(mean, self.floor + F.softplus(raw))
+
+    def latent_law(self, pairs: Tensor) -> Independent:
+        """q(z | pairs): Bayesian aggregation's posterior, or a normal with pooled parameters."""
+        mean, raw = self.latent(pairs).chunk(2, -1)
+        if self.aggregate == "bayesian":
+            mean, variance = bayesian_aggregation(mean, raw)
+            scale = variance.sqrt()
+        else:
+            mean, raw = pool(mean, self.aggregate), pool(raw, self.aggregate)
+            scale = 0.1 + 0.9 * raw.sigmoid()
+        return Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
+
+
+class CNP(NeuralProcess):
+    """
+    **Description**
+
+    The conditional neural process: encoded pairs (feature, target) of the support are aggregated to a
+    summary, and a decoder takes a query's feature and the summary to mean and standard deviation.
+
+    The latent path draws z from q(z | S); in training, where `query_y` is given, from q(z | S, Q), and
+    `Prediction.loss` adds KL(q(z | S, Q) || q(z | S)) / m.
+
+    **Arguments**
+
+    * **features** (int) - Dimensions of a feature.
+    * **targets** (int, *optional*, default=1) - Dimensions of a target.
+    * **width** (int, *optional*, default=64) - Width of all layers and of the summary.
+    * **depth** (int, *optional*, default=2) - Layers of the encoder, and hidden ones of the decoder.
+    * **aggregate** (str, *optional*, default='mean') - Over the support: 'mean', 'max', or 'bayesian', which
+        weighs each datum by a learned precision (CNP+BA).
+    * **latent** (bool, *optional*, default=False) - Whether there is a latent path.
+    * **deterministic** (bool, *optional*, default=True) - Whether there is a deterministic one.
+    * **samples** (int, *optional*, default=1) - Draws of z; a prediction of several is their mixture.
+    * **floor** (float, *optional*, default=0.01) - The least standard deviation that is predicted.
+
+    **References**
+
+    1. Garnelo et al. 2018. "Conditional Neural Processes."
+    2. Volpp et al. 2021. "Bayesian Context Aggregation for Neural Processes."
+
+    **Example**
+
+    ~~~python
+    model = EpisodicModel(MLP(1, (64,), activate_last=True), CNP(64, aggregate='bayesian'))
+    ~~~
+    """
+
+    def __init__(
+        self,
+        features: int,
+        targets: int = 1,
+        width: int = 64,
+        depth: int = 2,
+        aggregate: str = "mean",
+        latent: bool = False,
+        deterministic: bool = True,
+        samples: int = 1,
+        floor: float = 0.01,
+    ):
+        summary = Aggregate(width, aggregate) if deterministic else None
+        super().__init__(features, targets, summary, width, depth, aggregate, latent, samples, floor)
+
+
+class ANP(NeuralProcess):
+    """
+    **Description**
+
+    The attentive neural process: a `CNP` in which every query has its own summary, by attention to the
+    support. Keys and queries are embedded features, values the encoded pairs.
+
+    **Arguments**
+
+    * **heads** (int, *optional*, default=4) - Attention heads; they divide the width.
+    * **self_layers** (int, *optional*, default=0) - Layers of self-attention among the support's pairs.
+    * **cross_layers** (int, *optional*, default=0) - Layers of cross-attention after the first one.
+    * **latent** (bool, *optional*, default=True) - Whether there is a latent path.
+    * **aggregate** (str, *optional*, default='mean') - The latent path's.
+    * **features, targets, width, depth, samples, floor** - As in `CNP`.
+
+    **References**
+
+    1. Kim et al. 2019. "Attentive Neural Processes."
+
+    **Example**
+
+    ~~~python
+    model = EpisodicModel(MLP(1, (64,), activate_last=True), ANP(64, self_layers=2))
+    ~~~
+    """
+
+    def __init__(
+        self,
+        features: int,
+        targets: int = 1,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        self_layers: int = 0,
+        cross_layers: int = 0,
+        aggregate: str = "mean",
+        latent: bool = True,
+        samples: int = 1,
+        floor: float = 0.01,
+    ):
+        summary = CrossAttention(features, width, heads, self_layers, cross_layers)
+        super().__init__(features, targets, summary, width, depth, aggregate, latent, samples, floor)

@@ -1,0 +1,163 @@
+"""Ridge regression on the support in closed form, and its Bayesian reading."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from l2l_niw.errors import LossError
+from l2l_niw.heads.base import TASKS, Head, Positive, Targets, check_choice
+from l2l_niw.predictions import Classes, Evidence, Gaussian, Prediction
+
+
+def factor(gram: Tensor, regulariser: Tensor) -> Tensor:
+    """The Cholesky factor of gram + regulariser I."""
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    try:
+        return torch.linalg.cholesky(gram + regulariser * eye)
+    except torch.linalg.LinAlgError as error:
+        raise LossError(
+            "the head's regularised Gram matrix is not positive definite: features are not finite, or so large "
+            "that the regulariser is lost beside them. Normalise the features, or raise the regulariser."
+        ) from error
+
+
+def ridge_factor(phi: Tensor, lam: Tensor) -> Tensor:
+    """The Cholesky factor behind a ridge regression, in the smaller of n and d."""
+    n, d = phi.shape[-2:]
+    return factor(phi @ phi.mT if n <= d else phi.mT @ phi, lam)
+
+
+def ridge_mean(phi: Tensor, lower: Tensor, y: Tensor, query: Tensor) -> Tensor:
+    """query (phi^T phi + lam I)^-1 phi^T y."""
+    n, d = phi.shape[-2:]
+    if n <= d:
+        return query @ (phi.mT @ torch.cholesky_solve(y, lower))
+    return query @ torch.cholesky_solve(phi.mT @ y, lower)
+
+
+def ridge_spread(phi: Tensor, lower: Tensor, query: Tensor, lam: Tensor) -> Tensor:
+    """q^T (phi^T phi + lam I)^-1 q for each row q of the query, as a sum of squares: it cannot turn negative."""
+    n, d = phi.shape[-2:]
+    if n <= d:
+        weights = torch.cholesky_solve(phi @ query.mT, lower)
+        residual = query - weights.mT @ phi
+        return residual.square().sum(-1) / lam + weights.square().sum(-2)
+    return torch.linalg.solve_triangular(lower, query.mT, upper=False).square().sum(-2)
+
+
+def with_constant(features: Tensor) -> Tensor:
+    return F.pad(features, (0, 1), value=1.0)
+
+
+class Ridge(Head):
+    """
+    **Description**
+
+    The readout w = argmin |phi w - y|^2 + lam |w|^2 of the support, differentiable in the features and
+    in lam. For classification y is one-hot and logits are scale * phi_q w, as in R2D2.
+
+    **Arguments**
+
+    * **task** (str, *optional*, default='classification') - Or 'regression'.
+    * **lam** (float, *optional*, default=0.1) - The regulariser.
+    * **learn_lam** (bool, *optional*, default=False) - Whether it is learned, in log.
+    * **bias** (bool, *optional*, default=True) - Whether features get a constant 1, whose weight is
+        regularised as the others are.
+    * **scale** (float, *optional*, default=1.0) - What a classification's logits are multiplied by.
+    * **learn_scale** (bool, *optional*, default=True) - Whether it is learned, in log.
+    * **noise** (float, *optional*, default=1.0) - A regression's standard deviation.
+    * **learn_noise** (bool, *optional*, default=False) - Whether it is learned, in log.
+
+    **References**
+
+    1. Bertinetto et al. 2019. "Meta-learning with differentiable closed-form solvers."
+
+    **Example**
+
+    ~~~python
+    model = EpisodicModel(MLP(1, (40, 40), activate_last=True), Ridge('regression', lam=0.1))
+    ~~~
+    """
+
+    def __init__(
+        self,
+        task: str = "classification",
+        lam: float = 0.1,
+        learn_lam: bool = False,
+        bias: bool = True,
+        scale: float = 1.0,
+        learn_scale: bool = True,
+        noise: float = 1.0,
+        learn_noise: bool = False,
+    ):
+        super().__init__()
+        check_choice("task", task, TASKS)
+        self.task, self.bias = task, bias
+        self.lam = Positive("lam", lam, learn_lam)
+        if task == "classification":
+            self.scale = Positive("scale", scale, learn_scale)
+        else:
+            self.noise = Positive("noise", noise, learn_noise)
+
+    def predict(self, support: Tensor, y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        if self.bias:
+            support, query = with_constant(support), with_constant(query)
+        lower = ridge_factor(support, self.lam())
+        if self.task == "regression":
+            return Gaussian(ridge_mean(support, lower, y, query), self.noise())
+        scores = ridge_mean(support, lower, y.onehot.to(support.dtype), query)
+        return Classes(self.scale() * scores, y)
+
+
+class BayesianRidge(Head):
+    """
+    **Description**
+
+    Bayesian linear regression on the features: w ~ N(0, prior_scale^2 I), y = phi w + noise. The mean is
+    that of `Ridge` with lam = (noise / prior_scale)^2, the variance is the exact one, and without a
+    query the prediction is the support's `Evidence`, N(0, prior_scale^2 phi phi^T + noise^2 I): what
+    five points say of the features.
+
+    **Arguments**
+
+    * **noise** (float, *optional*, default=0.3) - Standard deviation of the noise.
+    * **prior_scale** (float, *optional*, default=1.0) - Standard deviation of the readout's weights.
+    * **learned** (bool, *optional*, default=True) - Whether both are learned, in log.
+    * **bias** (bool, *optional*, default=True) - Whether features get a constant 1.
+
+    **References**
+
+    1. Bishop. 2006. "Pattern Recognition and Machine Learning", Sec. 3.3 and 3.5.
+
+    **Example**
+
+    ~~~python
+    model = EpisodicModel(MLP(1, (40, 40), activate_last=True), BayesianRidge(noise=0.3))
+    learner = NIW(model, lr=0.01).clone()
+    learner.adapt(learner(x, y).nll(y))           # the evidence
+    prediction = learner(x, y, x_query)           # mean and stddev
+    ~~~
+    """
+
+    task = "regression"
+
+    def __init__(self, noise: float = 0.3, prior_scale: float = 1.0, learned: bool = True, bias: bool = True):
+        super().__init__()
+        self.bias = bias
+        self.noise = Positive("noise", noise, learned)
+        self.prior_scale = Positive("prior_scale", prior_scale, learned)
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return self.prior_scale() * (with_constant(features) if self.bias else features)
+
+    def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Gaussian:
+        phi, phi_query, noise = self._scaled(support), self._scaled(query), self.noise()
+        lower = ridge_factor(phi, noise.square())
+        spread = ridge_spread(phi, lower, phi_query, noise.square())
+        return Gaussian(ridge_mean(phi, lower, y, phi_query), noise * (1.0 + spread).sqrt().unsqueeze(-1))
+
+    def explain(self, support: Tensor, y: Tensor) -> Evidence:
+        return Evidence(self._scaled(support), self.noise(), y.shape[-1])
+

@@ -1,0 +1,44 @@
+"""A multi-layer perceptron: regression's backbone, and the heads' encoders and decoders."""
+
+from typing import Callable, Sequence
+
+from torch import nn
+
+from l2l_niw.checks import check_number
+
+
+class MLP(nn.Sequential):
+    """
+    **Description**
+
+    Linear layers with an activation between them, and none after the last. As a backbone, give
+    `activate_last=True`: its outputs are then features, and the head is the last layer.
+
+    **Arguments**
+
+    * **inputs** (int) - Dimensions of an input.
+    * **widths** (sequence) - Widths of the layers, the output's last.
+    * **activation** (callable, *optional*, default=torch.nn.ReLU) - Makes an activation.
+    * **activate_last** (bool, *optional*, default=False) - Whether one follows the last layer too.
+
+    **Example**
+
+    ~~~python
+    model = EpisodicModel(MLP(1, (40, 40), activate_last=True), Ridge(task='regression'))
+    ~~~
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        widths: Sequence[int],
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        activate_last: bool = False,
+    ):
+        sizes = [inputs, *widths]
+        for size in sizes:
+            check_number("a width of an MLP", size, 1, whole=True)
+        layers = []
+        for before, after in zip(sizes, sizes[1:]):
+            layers += [nn.Linear(before, after), activation()]
+        super().__init__(*(layers if activate_last else layers[:-1]))

@@ -1,0 +1,194 @@
+"""What a head says of targets: distributions that know their negative log-likelihood and how to be averaged."""
+
+import math
+from typing import Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+)
+
+from l2l_niw.errors import ArgumentError
+from l2l_niw.labels import Labels
+
+
+def check_targets(y: Tensor, shape: torch.Size, what: str) -> None:
+    if y.shape != shape:
+        raise ArgumentError(f"query_y has shape {tuple(y.shape)}, but {what} were predicted: give it {tuple(shape)}.")
+
+
+class Prediction(Distribution):
+    """
+    **Description**
+
+    A `torch.distributions.Distribution` over an episode's targets. `nll` is its mean negative
+    log-likelihood a datum; `loss`, what training minimises, adds what the head asks for beside it.
+    """
+
+    penalty: Union[float, Tensor] = 0.0
+
+    @property
+    def n(self) -> int:
+        """The number of data."""
+        return self.batch_shape.numel()
+
+    def nll(self, y: Tensor) -> Tensor:
+        """Mean over the data of -log p(y)."""
+        return -self.log_prob(y).sum() / self.n
+
+    def loss(self, y: Tensor) -> Tensor:
+        """`nll` and the head's penalty: a contrastive term, a latent's KL."""
+        return self.nll(y) + self.penalty
+
+    @classmethod
+    def mix(cls, parts: Sequence["Prediction"]) -> "Prediction":
+        """The average of several networks' predictive densities."""
+        raise ArgumentError(f"{cls.__name__} cannot be averaged over networks; use each network's own nll.")
+
+
+class Classes(Prediction, Categorical):
+    """
+    **Description**
+
+    A categorical over the support's labels, whatever integers they are: `log_prob` takes labels,
+    `sample` and `mode` give labels. The columns of `logits` and `probs` are the labels in sorted order.
+
+    **Arguments**
+
+    * **logits** (Tensor) - (..., m, ways).
+    * **labels** (Labels) - The support's.
+    """
+
+    def __init__(self, logits: Tensor, labels: Labels):
+        self.labels = labels
+        logits = logits.masked_fill(~labels.present.unsqueeze(-2), -math.inf)
+        overfull = ~labels.onehot.any(-1).all(-1)  # more classes than ways
+        super().__init__(logits=logits.masked_fill(overfull[..., None, None], math.nan), validate_args=False)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        if y.shape[y.dim() - len(self.batch_shape) :] != self.batch_shape:
+            check_targets(y, self.batch_shape, "labels")
+        found = self.labels.match(y)
+        value = torch.where(found, self.logits, 0.0).sum(-1)
+        return torch.where(found.any(-1), value, -math.inf)
+
+    def _label(self, column: Tensor) -> Tensor:
+        classes = self.labels.classes.unsqueeze(-2).expand(*column.shape, -1)
+        return classes.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+
+    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+        return self._label(super().sample(torch.Size(sample_shape)))
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        columns = torch.arange(self.labels.ways, device=self.logits.device)
+        columns = columns.view(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
+        return self._label(columns)
+
+    @property
+    def mode(self) -> Tensor:
+        return self._label(self.logits.argmax(-1))
+
+    @classmethod
+    def mix(cls, parts: Sequence["Classes"]) -> "Classes":
+        logits = torch.stack([part.logits for part in parts]).logsumexp(0) - math.log(len(parts))
+        return cls(logits, parts[0].labels)
+
+
+class Gaussian(Prediction, Independent):
+    """
+    **Description**
+
+    Independent normals over the dimensions of a target, (..., m, targets).
+
+    **Arguments**
+
+    * **mean** (Tensor) - (..., m, targets).
+    * **scale** (Tensor) - Standard deviation, of a shape that broadcasts to the mean's.
+    """
+
+    def __init__(self, mean: Tensor, scale: Tensor):
+        super().__init__(Normal(mean, scale.expand_as(mean), validate_args=False), 1, validate_args=False)
+
+    def nll(self, y: Tensor) -> Tensor:
+        check_targets(y, self.mean.shape, "targets")
+        return super().nll(y)
+
+    @classmethod
+    def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
+        means, scales = (torch.stack([getattr(p, which) for p in parts], -2) for which in ("mean", "stddev"))
+        return GaussianMixture(means, scales)
+
+
+class GaussianMixture(Prediction, MixtureSameFamily):
+    """
+    **Description**
+
+    An equal mixture of independent normals: what several networks, or several draws of a latent, say.
+
+    **Arguments**
+
+    * **means** (Tensor) - (..., m, components, targets).
+    * **scales** (Tensor) - Standard deviations, of the same shape.
+    """
+
+    def __init__(self, means: Tensor, scales: Tensor):
+        equal = Categorical(logits=torch.zeros_like(means[..., 0]), validate_args=False)
+        parts = Independent(Normal(means, scales, validate_args=False), 1, validate_args=False)
+        super().__init__(equal, parts, validate_args=False)
+
+    def nll(self, y: Tensor) -> Tensor:
+        check_targets(y, self.batch_shape + self.event_shape, "targets")
+        return super().nll(y)
+
+    @classmethod
+    def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
+        normals = [part.component_distribution.base_dist for part in parts]
+        return cls(torch.cat([p.loc for p in normals], -2), torch.cat([p.scale for p in normals], -2))
+
+
+class Evidence(Prediction):
+    """
+    **Description**
+
+    The marginal likelihood of all of a support's targets at once, N(0, U U^T + noise^2 I) for each
+    dimension of the target. Its `nll` is a datum's share of it.
+
+    **Arguments**
+
+    * **factor** (Tensor) - U, (..., n, d); the smaller of n and d is the size of what is inverted.
+    * **noise** (Tensor) - Standard deviation of the noise, a scalar.
+    * **targets** (int) - Dimensions of a target.
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, factor: Tensor, noise: Tensor, targets: int):
+        n, d = factor.shape[-2:]
+        factor = factor.unsqueeze(-3).expand(*factor.shape[:-2], targets, n, d)
+        loc = torch.zeros_like(factor[..., 0])
+        diagonal = noise.square().expand(n)
+        if d < n:
+            self.joint = LowRankMultivariateNormal(loc, factor, diagonal.expand_as(loc), validate_args=False)
+        else:
+            covariance = factor @ factor.mT + torch.diag_embed(diagonal)
+            self.joint = MultivariateNormal(loc, covariance, validate_args=False)
+        super().__init__(loc.shape[:-2], torch.Size((n, targets)), validate_args=False)
+
+    @property
+    def n(self) -> int:
+        return self.batch_shape.numel() * self.event_shape[0]
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        if y.shape[-2:] != self.event_shape:
+            check_targets(y, self.batch_shape + self.event_shape, "targets")
+        return self.joint.log_prob(y.mT).sum(-1)
+
+    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+        return self.joint.sample(torch.Size(sample_shape)).mT
