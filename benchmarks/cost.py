@@ -12,15 +12,12 @@ the machine falls on all of them; the table shows medians over rounds and their 
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
+from processes import in_own_process, machine, peak_memory
 from torch import nn
 from tqdm import tqdm
 
@@ -35,12 +32,6 @@ METHODS = {
     "NIW": lambda model: NIW(model, lr=0.1),
     "NIW, ggn": lambda model: NIW(model, lr=0.1, curvature="ggn"),
 }
-
-
-def peak_memory():
-    """This process's peak resident set in MB. (getrusage's also counts the process it was forked from.)"""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measure(method, steps, episodes, filters, queries):
@@ -68,15 +59,6 @@ def measure(method, steps, episodes, filters, queries):
     return {"seconds": statistics.median(seconds[2:]), "peak": peak, "own": peak - before}
 
 
-def in_own_process(method, args):
-    command = [sys.executable, "-W", "ignore", __file__, "--measure", method]
-    for name in ("steps", "episodes", "filters", "queries", "threads"):
-        command += [f"--{name}", str(getattr(args, name))]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])
-
-
 def table(results, args):
     """Markdown from {method: [measurement of each round]}."""
     medians = {m: {k: statistics.median(r[k] for r in rounds) for k in rounds[0]} for m, rounds in results.items()}
@@ -95,7 +77,7 @@ def table(results, args):
     setting = (
         f"Conv-4, {args.filters} filters, 84x84, 5-way 1-shot, {args.queries} queries a class, k = {args.steps}; "
         f"{args.threads} thread(s), {args.rounds} rounds of {args.episodes} episodes, each in its own process. "
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}. "
+        f"{machine()}. "
         "Ratios are to FO-MAML in the same run."
     )
     body = "\n".join(rows)
@@ -117,10 +99,11 @@ def main():
     if args.measure:
         print(json.dumps(measure(args.measure, args.steps, args.episodes, args.filters, args.queries)))
         return
+    options = {name: getattr(args, name) for name in ("steps", "episodes", "filters", "queries")}
     results = {method: [] for method in METHODS}
     turns = [method for _ in range(args.rounds) for method in METHODS]
     for method in tqdm(turns, desc="measurements"):
-        results[method].append(in_own_process(method, args))
+        results[method].append(in_own_process(__file__, args.threads, measure=method, **options))
     text = table(results, args)
     args.results.parent.mkdir(parents=True, exist_ok=True)
     args.results.write_text(text)

@@ -5,6 +5,8 @@ from torch import nn
 from l2l_niw import NIW
 from l2l_niw.curvature import GGN
 from l2l_niw.errors import ArgumentError, ChainError
+from l2l_niw.labels import encode
+from l2l_niw.predictions import Classes, Gaussian
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,21 @@ def test_sampled_ggn_is_unbiased(likelihood):
     draws = torch.stack([ggn.diagonal(model(x), list(model.parameters())) for _ in range(4000)])
     error = draws.mean(0) - exact_diagonal(model, x, nll)
     assert (error.abs() < 5 * draws.std(0) / len(draws) ** 0.5).all()
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_a_model_that_returns_a_distribution_says_its_own_likelihood(likelihood):
+    model, x, nll = linear_case(likelihood)
+    weights = list(model.parameters())
+    if likelihood == "gaussian":
+        outputs = Gaussian(model(x), torch.tensor(0.3))
+    else:
+        outputs = Classes(model(x), encode(torch.tensor([4, 9, 2])))
+    draws = torch.stack([GGN().diagonal(outputs, weights) for _ in range(4000)])
+    error = draws.mean(0) - exact_diagonal(model, x, nll)
+    assert (error.abs() < 5 * draws.std(0) / len(draws) ** 0.5).all()
+    with pytest.raises(ArgumentError, match="samples=None"):
+        GGN(samples=None).diagonal(outputs, weights)
 
 
 def test_several_sampled_labels_are_averaged():

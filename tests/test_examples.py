@@ -1,7 +1,7 @@
 """The examples and benchmarks run, on the smallest sizes."""
 
+import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(ROOT / "benchmarks")]
 
 import cost
 import demo
+import heads
 import swap
 import swap_maml
+from processes import in_own_process
 
 TINY = {**swap.CONFIG, "filters": 4, "steps": 2, "meta_batch": 2, "queries": 2, "test_tasks": 4, "samples": 2}
 
@@ -32,6 +34,35 @@ def test_the_demo_prints_a_table_and_saves_a_plot(tmp_path, capsys):
     assert "MAML" in printed
     assert "NIW" in printed
     assert Image.open(tmp_path / "predictions.png").width > 500
+
+
+HEAD_EXAMPLES = sorted(p.stem for p in (ROOT / "examples" / "heads").glob("*.py") if p.stem not in ("compare", "tasks"))
+
+
+@pytest.mark.parametrize("name", HEAD_EXAMPLES)
+def test_the_heads_examples_print_a_comparison(name, capsys):
+    main = importlib.import_module(name).main
+    results = main(iterations=2, tasks_per_batch=2, test_tasks=3, samples=2)
+    printed = capsys.readouterr().out
+    for method, scores in results.items():
+        assert f"\n{method}" in printed
+        assert f"{scores['nll']:9.3f}" in printed
+    again = main(iterations=2, tasks_per_batch=2, test_tasks=3, samples=2)
+    assert all(again[method]["nll"] == scores["nll"] for method, scores in results.items())
+
+
+def test_there_is_an_example_for_every_head():
+    assert set(HEAD_EXAMPLES) == {
+        "anp", "bayesian_ridge", "cnp", "feat", "linear", "metaqda", "nearest_centroid", "ridge",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["CNP", "MetaQDA, MAP"])
+def test_the_heads_benchmark_times_both_sides_and_the_head_alone(name):
+    measured = heads.measure(name, shots=1, queries=1, steps=1, episodes=1)
+    assert measured["with"] > measured["head"] > 0
+    assert measured["bare"] > 0
+    assert measured["parameters"] > 0
 
 
 @pytest.fixture
@@ -76,10 +107,9 @@ def test_missing_data_says_how_to_get_it(tmp_path):
 
 
 def test_the_cost_benchmark_measures_in_a_process_of_its_own():
-    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "cost.py"), "--measure", "NIW",
-               "--episodes", "1", "--steps", "1", "--filters", "4", "--queries", "1"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    measured = json.loads(output.splitlines()[-1])
+    measured = in_own_process(cost.__file__, 1, measure="NIW", episodes=1, steps=1, filters=4, queries=1)
     assert measured["seconds"] > 0
     assert measured["peak"] > measured["own"] > 0
     assert set(cost.METHODS) >= {"FO-MAML", "MAML", "NIW"}
+    with pytest.raises(RuntimeError, match="invalid choice"):
+        in_own_process(cost.__file__, 1, measure="nothing")

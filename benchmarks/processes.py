@@ -1,0 +1,32 @@
+"""Measurements in processes of their own, so that none sees another's memory or caches."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+def peak_memory():
+    """This process's peak resident set in MB. (getrusage's also counts the process it was forked from.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def in_own_process(script, threads, **options):
+    """Runs a script with --name value for each option and returns the JSON on the last line that it prints."""
+    command = [sys.executable, "-W", "ignore", str(script), "--threads", str(threads)]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine():
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
