@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from processes import in_own_process, machine, peak_memory
+from processes import command, in_own_process, machine, peak_memory
 from torch import nn
 from tqdm import tqdm
 
@@ -81,7 +81,7 @@ def table(results, args):
         "Ratios are to FO-MAML in the same run."
     )
     body = "\n".join(rows)
-    return f"# The cost of an episode\n\n{body}\n\n{setting}\n\nCommand: `python benchmarks/cost.py`.\n"
+    return f"# The cost of an episode\n\n{body}\n\n{setting}\n\n{command()}\n"
 
 
 def main():

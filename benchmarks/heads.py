@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from processes import in_own_process, machine
+from processes import command, in_own_process, machine
 from tqdm import tqdm
 
 from l2l_niw import NIW, EpisodicModel
@@ -138,7 +138,7 @@ def table(results, args):
         f"k = {args.steps}, {args.threads} thread(s), {args.rounds} rounds of {args.episodes} episodes of either side, "
         f"which take turns in one process a head. {machine()}."
     )
-    return f"# What a head adds to an episode\n\n{body}\n\n{setting}\n\nCommand: `python benchmarks/heads.py`.\n"
+    return f"# What a head adds to an episode\n\n{body}\n\n{setting}\n\n{command()}\n"
 
 
 def main():

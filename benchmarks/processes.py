@@ -30,3 +30,8 @@ def in_own_process(script, threads, **options):
 
 def machine():
     return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def command():
+    """How this run was started, for its results."""
+    return f"Command: `{' '.join(['python', 'benchmarks/' + Path(sys.argv[0]).name, *sys.argv[1:]])}`."

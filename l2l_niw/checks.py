@@ -1,6 +1,7 @@
 """What is looked at before a call changes anything."""
 
 import math
+import operator
 from typing import List, Optional
 
 import torch
@@ -15,7 +16,7 @@ def check_number(name: str, value: object, low: float, strict: bool = False, who
     domain = f"a {'whole' if whole else 'finite'} number {'above' if strict else 'of at least'} {low:g}"
     try:
         inside = low < value if strict else low <= value
-        right = math.isfinite(value) and inside and (not whole or value == int(value))
+        right = math.isfinite(value) and inside and (not whole or operator.index(value) == value)
     except TypeError:
         right = False
     if not right:

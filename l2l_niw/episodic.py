@@ -30,7 +30,8 @@ class EpisodicModel(nn.Module):
     **Example**
 
     ~~~python
-    model = EpisodicModel(l2l.vision.models.CNN4Backbone(hidden_size=32), NearestCentroid())
+    head = NearestCentroid('cosine', scale=10.0, learn_scale=True)
+    model = EpisodicModel(l2l.vision.models.CNN4Backbone(hidden_size=32), head)
     niw = NIW(model, lr=0.01)
     learner = niw.clone()
     for step in range(5):
@@ -44,6 +45,8 @@ class EpisodicModel(nn.Module):
         super().__init__()
         if not isinstance(head, Head):
             raise ModelError(f"head must be one of l2l_niw.heads, got {type(head).__name__}.")
+        if not isinstance(backbone, nn.Module):
+            raise ModelError(f"backbone must be a torch.nn.Module, got {type(backbone).__name__}.")
         self.backbone, self.head = backbone, head
 
     def forward(
@@ -73,15 +76,21 @@ class EpisodicModel(nn.Module):
 
     def features(self, x: Tensor, lead: int = 0) -> Tensor:
         """The backbone's features, flat, (..., n, d), of inputs with `lead` dimensions of episodes."""
-        if lead == 0:
-            return self.backbone(x).flatten(1)
-        if uses_batch_statistics(self.backbone):
+        if lead and uses_batch_statistics(self.backbone):
             return torch.stack([self.features(episode, lead - 1) for episode in x])
-        return self.backbone(x.flatten(0, lead)).flatten(1).unflatten(0, x.shape[: lead + 1])
+        features = self.backbone(x.flatten(0, lead))
+        count = x.shape[: lead + 1].numel()
+        if not isinstance(features, Tensor) or features.dim() < 2 or features.shape[0] != count:
+            given = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ModelError(f"backbone must take {count} inputs to a tensor of shape ({count}, ...), not {given}.")
+        return features.flatten(1).unflatten(0, x.shape[: lead + 1])
 
 
 def check_inputs(support_x: Tensor, support_y: Tensor, query_x: Optional[Tensor], lead: int) -> None:
     shape = support_y.shape[: lead + 1]
+    for name, x in (("support_x", support_x), ("query_x", query_x)):
+        if not isinstance(x, Tensor) and not (x is None and name == "query_x"):
+            raise ArgumentError(f"{name} must be a tensor, got {type(x).__name__}; use torch.as_tensor.")
     if support_x.shape[: lead + 1] != shape:
         raise ArgumentError(
             f"support_x has shape {tuple(support_x.shape)}, but support_y {tuple(support_y.shape)}: they must agree in "

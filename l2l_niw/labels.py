@@ -6,6 +6,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
 
 
@@ -35,15 +36,17 @@ class Labels:
     def ways(self) -> int:
         return self.classes.shape[-1]
 
-    def match(self, y: Tensor, name: str = "query_y") -> Tensor:
-        """The columns of these labels as booleans, (..., ways). A label that the support lacks raises."""
+    def match(self, y: Tensor) -> Tensor:
+        """The columns of a query's labels as booleans, (..., ways). A label that the support lacks raises."""
         found = (y.unsqueeze(-1) == self.classes.unsqueeze(-2)) & self.present.unsqueeze(-2)
         if self.checked and not found.any(-1).all():
-            unseen = y[~found.any(-1)].unique().tolist()
-            known = self.classes[self.present].unique().tolist()
+            first = tuple((~found.any(-1)).nonzero()[0].tolist())
+            episode = first[y.dim() - self.classes.dim() : -1]  # without sample dimensions
+            known = self.classes[episode][self.present[episode]].tolist()
+            where = f" of episode {', '.join(map(str, episode))}" if episode else ""
             raise ArgumentError(
-                f"{name}: {'labels' if len(unseen) > 1 else 'label'} {', '.join(map(str, unseen))} not among the "
-                f"support's classes {known}. A query can only be of a class that support_y holds."
+                f"query_y: label {y[first].item()} is not among the support's classes {known}{where}. "
+                "A query can only be of a class that support_y holds."
             )
         return found
 
@@ -53,14 +56,17 @@ def encode(y: Tensor, ways: Optional[int] = None) -> Labels:
     **Description**
 
     Columns for a support set's labels, which need not be 0 to ways - 1. With `ways` given no value of a
-    label is looked at, as `torch.func.vmap` over episodes and `torch.compile` require; more classes than
-    that then make everything nan, and a query label that the support lacks has probability 0.
+    label is looked at, as `torch.func.vmap` over episodes requires; more classes than that then make
+    predictions nan, and a query label that the support lacks makes the loss infinite or nan.
 
     **Arguments**
 
     * **y** (Tensor) - The support's labels, (..., n).
     * **ways** (int, *optional*, default=None) - The number of classes; counted if not given.
     """
+    if ways is not None:
+        check_number("ways", ways, 1, whole=True)
+    y = y.long()
     ordered = y.sort(-1).values
     first = torch.cat([torch.ones_like(ordered[..., :1], dtype=torch.bool), ordered[..., 1:] != ordered[..., :-1]], -1)
     column = first.cumsum(-1) - 1

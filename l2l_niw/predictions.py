@@ -5,23 +5,18 @@ from typing import Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    Independent,
-    LowRankMultivariateNormal,
-    MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-)
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, constraints
 
 from l2l_niw.errors import ArgumentError
 from l2l_niw.labels import Labels
+from l2l_niw.linear_algebra import log_marginal
 
 
-def check_targets(y: Tensor, shape: torch.Size, what: str) -> None:
+def check_targets(y: Tensor, shape: torch.Size) -> None:
+    if not isinstance(y, Tensor):
+        raise ArgumentError(f"query_y must be a tensor, got {type(y).__name__}; use torch.as_tensor.")
     if y.shape != shape:
-        raise ArgumentError(f"query_y has shape {tuple(y.shape)}, but {what} were predicted: give it {tuple(shape)}.")
+        raise ArgumentError(f"query_y has shape {tuple(y.shape)}, but the prediction is of shape {tuple(shape)}.")
 
 
 class Prediction(Distribution):
@@ -41,6 +36,7 @@ class Prediction(Distribution):
 
     def nll(self, y: Tensor) -> Tensor:
         """Mean over the data of -log p(y)."""
+        check_targets(y, self.batch_shape + self.event_shape)
         return -self.log_prob(y).sum() / self.n
 
     def loss(self, y: Tensor) -> Tensor:
@@ -73,8 +69,6 @@ class Classes(Prediction, Categorical):
         super().__init__(logits=logits.masked_fill(overfull[..., None, None], math.nan), validate_args=False)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if y.shape[y.dim() - len(self.batch_shape) :] != self.batch_shape:
-            check_targets(y, self.batch_shape, "labels")
         found = self.labels.match(y)
         value = torch.where(found, self.logits, 0.0).sum(-1)
         return torch.where(found.any(-1), value, -math.inf)
@@ -87,9 +81,14 @@ class Classes(Prediction, Categorical):
         return self._label(super().sample(torch.Size(sample_shape)))
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Every label, (ways, ..., m): classes differ between the episodes of a batch, so always expanded."""
         columns = torch.arange(self.labels.ways, device=self.logits.device)
-        columns = columns.view(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
-        return self._label(columns)
+        return self._label(columns.view(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape))
+
+    @property
+    def support(self) -> constraints.Constraint:
+        classes = self.labels.classes
+        return constraints.integer_interval(classes.min(), classes.max())
 
     @property
     def mode(self) -> Tensor:
@@ -97,8 +96,11 @@ class Classes(Prediction, Categorical):
 
     @classmethod
     def mix(cls, parts: Sequence["Classes"]) -> "Classes":
-        logits = torch.stack([part.logits for part in parts]).logsumexp(0) - math.log(len(parts))
-        return cls(logits, parts[0].labels)
+        labels = parts[0].labels
+        logits = torch.stack([part.logits for part in parts])
+        # an empty column's log 0 has no gradient to average; the constructor empties it again
+        logits = logits.masked_fill(~labels.present.unsqueeze(-2), 0.0)
+        return cls(logits.logsumexp(0) - math.log(len(parts)), labels)
 
 
 class Gaussian(Prediction, Independent):
@@ -115,10 +117,6 @@ class Gaussian(Prediction, Independent):
 
     def __init__(self, mean: Tensor, scale: Tensor):
         super().__init__(Normal(mean, scale.expand_as(mean), validate_args=False), 1, validate_args=False)
-
-    def nll(self, y: Tensor) -> Tensor:
-        check_targets(y, self.mean.shape, "targets")
-        return super().nll(y)
 
     @classmethod
     def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
@@ -143,10 +141,6 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         parts = Independent(Normal(means, scales, validate_args=False), 1, validate_args=False)
         super().__init__(equal, parts, validate_args=False)
 
-    def nll(self, y: Tensor) -> Tensor:
-        check_targets(y, self.batch_shape + self.event_shape, "targets")
-        return super().nll(y)
-
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
         normals = [part.component_distribution.base_dist for part in parts]
@@ -170,25 +164,18 @@ class Evidence(Prediction):
     arg_constraints = {}
 
     def __init__(self, factor: Tensor, noise: Tensor, targets: int):
-        n, d = factor.shape[-2:]
-        factor = factor.unsqueeze(-3).expand(*factor.shape[:-2], targets, n, d)
-        loc = torch.zeros_like(factor[..., 0])
-        diagonal = noise.square().expand(n)
-        if d < n:
-            self.joint = LowRankMultivariateNormal(loc, factor, diagonal.expand_as(loc), validate_args=False)
-        else:
-            covariance = factor @ factor.mT + torch.diag_embed(diagonal)
-            self.joint = MultivariateNormal(loc, covariance, validate_args=False)
-        super().__init__(loc.shape[:-2], torch.Size((n, targets)), validate_args=False)
+        self.factor, self.noise = factor, noise
+        super().__init__(factor.shape[:-2], torch.Size((factor.shape[-2], targets)), validate_args=False)
 
     @property
     def n(self) -> int:
         return self.batch_shape.numel() * self.event_shape[0]
 
     def log_prob(self, y: Tensor) -> Tensor:
-        if y.shape[-2:] != self.event_shape:
-            check_targets(y, self.batch_shape + self.event_shape, "targets")
-        return self.joint.log_prob(y.mT).sum(-1)
+        return log_marginal(self.factor, y, self.noise.square())
 
+    @torch.no_grad()
     def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
-        return self.joint.sample(torch.Size(sample_shape)).mT
+        shape = torch.Size(sample_shape) + self.batch_shape
+        weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
+        return self.factor @ weights + self.noise * torch.randn(*shape, *self.event_shape).to(self.factor)

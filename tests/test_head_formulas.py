@@ -11,8 +11,9 @@ from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
 from torch.nn import functional as F
 
-from l2l_niw.heads import CNP, FEAT, BayesianRidge, MetaQDA, NearestCentroid, Ridge
-from l2l_niw.heads.attention import MultiHeadAttention, attend
+from l2l_niw.errors import LossError
+from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge
+from l2l_niw.heads.attention import Block, MultiHeadAttention, attend
 from l2l_niw.heads.summaries import bayesian_aggregation
 from l2l_niw.predictions import Classes, Evidence, Gaussian, GaussianMixture
 
@@ -84,6 +85,29 @@ def test_bayesian_ridges_variance_survives_float32_and_a_tiny_noise():
     y = torch.randn(5, 1)
     expected, got = exact(phi, y, query).stddev, single(phi.float(), y.float(), query.float()).stddev
     assert torch.allclose(got.double(), expected, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("n", "d"), [(100, 40), (20, 40)])
+def test_the_evidence_survives_float32_and_a_tiny_noise(n, d):
+    phi = 10 * torch.randn(n, d).relu()
+    y = phi @ torch.randn(d, 1) + 0.01 * torch.randn(n, 1)
+    values = []
+    for dtype in (torch.float64, torch.float32):
+        noise = torch.tensor(0.01, dtype=dtype, requires_grad=True)
+        nll = Evidence(phi.to(dtype), noise, 1).nll(y.to(dtype))
+        nll.backward()
+        values.append((nll.item(), noise.grad.item()))
+    assert values[1][0] == pytest.approx(values[0][0], abs=0.02)
+    assert values[1][1] == pytest.approx(values[0][1], rel=0.05, abs=1.0)
+
+
+def test_features_that_no_head_can_solve_for_are_an_error():
+    phi = torch.full((4, 3), float("nan"))
+    for head in (Ridge("regression"), BayesianRidge()):
+        with pytest.raises(LossError, match="Normalise the features"):
+            head(phi, torch.randn(4, 1), phi)
+    with pytest.raises(LossError, match="Normalise the features"):
+        BayesianRidge()(phi, torch.randn(4, 1)).nll(torch.randn(4, 1))
 
 
 def test_evidence_samples_have_its_covariance():
@@ -162,6 +186,130 @@ def test_bayesian_aggregation_is_one_conditioning_after_another():
         assert torch.allclose(got, expected, atol=1e-12)
 
 
+def mlp(module, x):
+    """An MLP by hand."""
+    linear = [layer for layer in module.layers if isinstance(layer, nn.Linear)]
+    for layer in linear[:-1]:
+        x = torch.relu(x @ layer.weight.T + layer.bias)
+    return x @ linear[-1].weight.T + linear[-1].bias
+
+
+def decoded(head, query, *told, floor=0.01):
+    """Mean and standard deviation for one query."""
+    out = mlp(head.decoder, torch.cat([query, *told]))
+    return torch.cat([out[:2], floor + torch.log1p(out[2:].exp())])
+
+
+NP_DATA = (5, 4, 3)  # support, query, features
+
+
+def process_data():
+    n, m, d = NP_DATA
+    return torch.randn(n, d), torch.randn(n, 2), torch.randn(m, d), torch.randn(m, 2)
+
+
+def as_rows(prediction):
+    return torch.cat([prediction.mean, prediction.stddev], -1)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "max", "bayesian"])
+def test_a_cnp_is_its_encoder_summary_and_decoder(aggregate):
+    head = CNP(3, 2, width=4, aggregate=aggregate, floor=0.2)
+    support, y, query, _ = process_data()
+    r = torch.stack([mlp(head.encoder, torch.cat(pair)) for pair in zip(support, y)])
+    if aggregate == "bayesian":
+        observed, raw = head.summary.observe(r).chunk(2, -1)
+        precision = 1 / (1e-5 + F.softplus(raw))
+        variance = 1 / (1 + precision.sum(0))
+        summary = torch.cat([variance * (precision * observed).sum(0), variance])
+    else:
+        summary = sum(r) / len(r) if aggregate == "mean" else r.max(0).values
+    expected = torch.stack([decoded(head, q, summary, floor=0.2) for q in query])
+    assert torch.allclose(as_rows(head(support, y, query)), expected, atol=1e-12)
+
+
+def test_an_anp_attends_from_each_query_to_the_support():
+    head = ANP(3, 2, width=4, heads=1, latent=False)
+    support, y, query, _ = process_data()
+    r = torch.stack([mlp(head.encoder, torch.cat(pair)) for pair in zip(support, y)])
+    attention, embed = head.summary.attention, head.summary.embed
+    rows = []
+    for q in query:
+        scores = torch.stack([attention.query(mlp(embed, q)) @ attention.key(mlp(embed, s)) / 2.0 for s in support])
+        told = attention.out(scores.softmax(0) @ attention.value(r))
+        rows.append(decoded(head, q, told))
+    assert torch.allclose(as_rows(head(support, y, query)), torch.stack(rows), atol=1e-12)
+
+
+@pytest.mark.parametrize("with_context", [False, True])
+def test_a_block_has_a_shortcut_around_each_of_its_parts(with_context):
+    block = Block(8, 2)
+    x, context = torch.randn(5, 8), torch.randn(7, 8) if with_context else None
+    seen = block.before(x if context is None else context)
+    middle = x + block.attention(block.before(x), seen, seen)
+    assert torch.allclose(block(x, context), middle + block.perceptron(block.between(middle)), atol=1e-12)
+    for layer in (block.attention.out, block.perceptron[-1]):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    assert torch.equal(block(x, context), x)
+
+
+@pytest.mark.parametrize("layers", ["self_layers", "cross_layers"])
+def test_an_anps_layers_take_part(layers):
+    head, (support, y, query, _) = ANP(3, 2, width=4, heads=2, latent=False, **{layers: 1}), process_data()
+    before = as_rows(head(support, y, query))
+    block = (head.summary.among if layers == "self_layers" else head.summary.across)[0]
+    nn.init.zeros_(block.perceptron[-1].weight)
+    assert not torch.allclose(as_rows(head(support, y, query)), before)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "max", "bayesian"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_latent_is_drawn_from_what_is_known(aggregate, training):
+    head = CNP(3, 2, width=4, aggregate=aggregate, latent=True, deterministic=False)
+    support, y, query, query_y = process_data()
+    known = torch.cat([support, y], -1)
+    if training:
+        known = torch.cat([known, torch.cat([query, query_y], -1)])
+    mean, raw = torch.stack([mlp(head.latent, pair) for pair in known]).chunk(2, -1)
+    if aggregate == "bayesian":
+        precision = 1 / (1e-5 + F.softplus(raw))
+        scale = (1 + precision.sum(0)).rsqrt()
+        mean = scale.square() * (precision * mean).sum(0)
+    else:
+        mean, raw = (t.mean(0) if aggregate == "mean" else t.max(0).values for t in (mean, raw))
+        scale = 0.1 + 0.9 * torch.sigmoid(raw)
+    torch.manual_seed(3)
+    z = mean + scale * torch.randn(4)
+    torch.manual_seed(3)
+    prediction = head(support, y, query, query_y if training else None)
+    assert torch.allclose(as_rows(prediction), torch.stack([decoded(head, q, z) for q in query]), atol=1e-12)
+
+
+def test_several_draws_of_a_latent_are_a_mixture_in_prediction_and_one_in_training():
+    head = CNP(3, 2, width=4, latent=True, samples=3)
+    support, y, query, query_y = process_data()
+    torch.manual_seed(3)
+    mixture = head(support, y, query)
+    head.samples = 1
+    torch.manual_seed(3)
+    parts = [head(support, y, query).log_prob(query_y).exp() for _ in range(3)]
+    assert torch.allclose(mixture.log_prob(query_y).exp(), sum(parts) / 3)
+    head.samples = 3
+    assert isinstance(head(support, y, query, query_y), Gaussian)
+
+
+def test_a_latents_loss_bounds_the_sets_likelihood():
+    """-log p(Y | S) / m, by many draws from the prior, is below the mean loss, the negative ELBO."""
+    head = CNP(3, 2, width=4, latent=True)
+    support, y, query, query_y = process_data()
+    with torch.no_grad():
+        joint = torch.stack([head(support, y, query).log_prob(query_y).sum() for _ in range(4000)])
+        exact = -(joint.logsumexp(0) - np.log(4000)) / len(query)
+        bound = torch.stack([head(support, y, query, query_y).loss(query_y) for _ in range(1000)]).mean()
+    assert exact - 0.02 < bound < exact + 5.0
+
+
 def test_a_latents_penalty_is_its_kl_a_datum():
     head = CNP(3, latent=True, width=4)
     support, y, query, query_y = torch.randn(5, 3), torch.randn(5, 1), torch.randn(4, 3), torch.randn(4, 1)
@@ -198,6 +346,44 @@ def test_feat_without_its_attention_is_a_nearest_centroid():
     support, y, query = torch.randn(5, 6), torch.tensor([0, 0, 1, 2, 2]), torch.randn(4, 6)
     expected = NearestCentroid(scale=0.3)(support, y, query).logits
     assert torch.allclose(head(support, y, query).logits, expected, atol=1e-12)
+
+
+def test_feats_options():
+    head = FEAT(6, dropout=0.5)
+    assert head.scale().item() == pytest.approx(1 / 6)
+    support, y, query = torch.randn(5, 6), torch.tensor([0, 0, 1, 2, 2]), torch.randn(4, 6)
+    assert not torch.allclose(head(support, y, query).logits, head(support, y, query).logits)
+    head.eval()
+    assert torch.equal(head(support, y, query).logits, head(support, y, query).logits)
+
+
+def test_a_linear_heads_noise_is_its_predictions():
+    head = Linear(3, 2, "regression", noise=0.7)
+    support, query = torch.randn(4, 3), torch.randn(5, 3)
+    prediction = head(support, torch.randn(4, 2), query)
+    assert torch.allclose(prediction.mean, query @ head.readout.weight.T + head.readout.bias)
+    assert torch.allclose(prediction.stddev, torch.full((5, 2), 0.7))
+
+
+@pytest.mark.parametrize("inference", ["map", "bayesian"])
+def test_metaqda_starts_with_classes_of_about_unit_variance(inference):
+    """Unit-variance classes that overlap: a prior that is far too narrow would be sure, and wrong."""
+    head, d = MetaQDA(64, inference), 64
+    centers = torch.randn(5, d) * 0.1
+    y = torch.arange(5).repeat(5)
+    support, query = centers[y] + torch.randn(25, d), centers[y] + torch.randn(25, d)
+    assert head(support, y, query).nll(y) < 10.0
+
+
+def test_a_mixture_of_unequal_ways_has_gradients():
+    head, x = NearestCentroid(), torch.randn(2, 4, 3, requires_grad=True)
+    y = torch.tensor([[0, 1, 2, 0], [5, 5, 6, 6]])
+    parts = [head(x * scale, y, x) for scale in (1.0, 1.1)]
+    mixed = Classes.mix(parts)
+    mixed.nll(y).backward()
+    assert torch.isfinite(x.grad).all()
+    expected = sum(part.log_prob(y).exp() for part in parts) / 2
+    assert torch.allclose(mixed.log_prob(y).exp(), expected)
 
 
 def test_a_mixture_averages_densities():

@@ -101,20 +101,26 @@ def test_the_pose_encoder_takes_an_episode(head):
 
 
 def test_a_size_that_the_pose_encoder_cannot_halve_is_an_error():
-    with pytest.raises(ArgumentError, match="size / 16"):
+    with pytest.raises(ArgumentError, match="size must be a multiple of 16"):
         PoseEncoder(size=100)
 
 
 def test_an_mlp_is_its_layers():
     model = MLP(3, (4, 5), nn.Tanh, activate_last=True)
     x = torch.randn(2, 3)
-    assert torch.equal(model(x), torch.tanh(model[2](torch.tanh(model[0](x)))))
-    assert len(MLP(3, (4, 5))) == 3
+    assert torch.equal(model(x), torch.tanh(model.layers[2](torch.tanh(model.layers[0](x)))))
+    assert len(MLP(3, (4, 5)).layers) == 3
 
 
-def test_a_head_must_be_a_head():
+def test_a_head_must_be_a_head_and_a_backbone_a_backbone():
     with pytest.raises(ModelError, match="head must be one of"):
         EpisodicModel(nn.Identity(), nn.Linear(3, 2))
+    with pytest.raises(ModelError, match=r"backbone must be a torch.nn.Module"):
+        EpisodicModel(lambda x: x, NearestCentroid())
+    x, y = torch.randn(4, 3), torch.arange(4) % 2
+    for backbone, given in ((nn.LSTM(3, 2), "tuple"), (nn.Flatten(0), r"\(12,\)")):
+        with pytest.raises(ModelError, match=f"4 inputs to a tensor of shape .*, not {given}"):
+            EpisodicModel(backbone, NearestCentroid())(x, y, x)
 
 
 class TestCheckpoints:
@@ -136,27 +142,27 @@ class TestCheckpoints:
         state = {f"module.{k}": v for k, v in saved.state_dict().items()}
         others = {"module.head.weight": torch.ones(2), "loss": torch.ones(1)}
         torch.save({"epoch": 3, "teacher": {**state, **others}}, tmp_path / "a")
-        loaded = load_checkpoint(MLP(3, (4, 2)), tmp_path / "a", key="teacher", prefix="module.", drop=("head.",))
-        assert torch.equal(loaded[0].weight, saved[0].weight)
+        loaded = load_checkpoint(MLP(3, (4, 2)), tmp_path / "a", key="teacher", prefix="module.", drop="head.")
+        assert torch.equal(loaded.layers[0].weight, saved.layers[0].weight)
 
     def test_a_mismatch_lists_the_keys_and_loads_nothing(self, saved, tmp_path):
         state = saved.state_dict()
-        state["9.weight"] = state.pop("2.bias")
-        state["0.bias"] = torch.ones(7)
+        state["9.weight"] = state.pop("layers.2.bias")
+        state["layers.0.bias"] = torch.ones(7)
         torch.save(state, tmp_path / "a.pth")
         model = MLP(3, (4, 2))
-        before = model[0].weight.clone()
+        before = model.layers[0].weight.clone()
         with pytest.raises(CheckpointError) as error:
             load_checkpoint(model, tmp_path / "a.pth")
-        for part in ("'2.bias' is missing", "'9.weight' is unknown", "'0.bias' has shape (7,) instead of (4,)"):
-            assert part in str(error.value)
-        assert torch.equal(model[0].weight, before)
+        assert "'layers.2.bias' is missing; '9.weight' is unknown" in str(error.value)
+        assert "'layers.0.bias' has shape (7,) instead of (4,)" in str(error.value)
+        assert torch.equal(model.layers[0].weight, before)
 
     def test_files_that_are_no_checkpoints(self, saved, tmp_path):
         with pytest.raises(ArgumentError, match="there is no file"):
             load_checkpoint(saved, tmp_path / "none.pth")
-        for name in ("bad.pth", "bad.safetensors"):
-            (tmp_path / name).write_bytes(b"not weights")
+        for name, content in (("bad.pth", b"not weights"), ("text.pth", b"epoch"), ("bad.safetensors", b"not weights")):
+            (tmp_path / name).write_bytes(content)
             with pytest.raises(CheckpointError, match=name):
                 load_checkpoint(saved, tmp_path / name)
         torch.save(saved, tmp_path / "module.pth")
@@ -206,14 +212,18 @@ class TestBatchNorm:
 
     def test_in_evaluation_all_networks_share_the_running_statistics(self, model, data):
         x, y, x_query, _ = data
-        model.eval()
+        norm = model.eval().backbone[1]
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
         learner = NIW(model, lr=0.1).clone()
         learner.adapt(learner(x, y).nll(y))
         weights = learner.posterior().sample()
         network = learner.posterior().network(weights)
-        together = network(x, y, x_query).logits
-        apart = torch.cat([network(x, y, x_query[i : i + 1]).logits for i in range(10)])
-        assert torch.allclose(together, apart, atol=1e-6)  # a datum does not see its batch
+        hidden = x_query @ weights["backbone.0.weight"].T + weights["backbone.0.bias"]
+        hidden = (hidden - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+        hidden = torch.tanh(hidden * weights["backbone.1.weight"] + weights["backbone.1.bias"])
+        logits = hidden @ weights["head.readout.weight"].T + weights["head.readout.bias"]
+        assert torch.allclose(network(x, y, x_query).logits, logits.log_softmax(-1), atol=1e-6)
 
     def test_without_running_statistics_both_modes_agree(self, model, data):
         x, y, x_query, _ = data

@@ -11,7 +11,7 @@ from l2l_niw import EpisodicModel
 from l2l_niw.heads import ANP
 
 
-def main(shots=10, width=64, heads=4, self_layers=1, latent=True, lr=0.003, iterations=1000, seed=0, **options):
+def main(shots=10, width=64, heads=4, self_layers=1, latent=True, lr=1e-4, iterations=1000, seed=0, **options):
     torch.manual_seed(seed)
     head = ANP(1, width=width, heads=heads, self_layers=self_layers, latent=latent)
     model = EpisodicModel(nn.Identity(), head)

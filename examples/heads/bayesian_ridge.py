@@ -11,7 +11,7 @@ from l2l_niw.heads import BayesianRidge
 from l2l_niw.models import MLP
 
 
-def main(shots=10, width=40, lr=0.003, iterations=1000, seed=0, **options):
+def main(shots=10, width=40, lr=1e-3, iterations=1000, seed=0, **options):
     torch.manual_seed(seed)
     model = EpisodicModel(MLP(1, (width, width), activate_last=True), BayesianRidge(noise=0.5))
     return compare(model, lambda: sines_and_lines(shots), lr, iterations=iterations, seed=seed, **options)

@@ -11,7 +11,7 @@ from l2l_niw import EpisodicModel
 from l2l_niw.heads import CNP
 
 
-def main(shots=10, width=64, aggregate="bayesian", latent=False, lr=0.003, iterations=1000, seed=0, **options):
+def main(shots=10, width=64, aggregate="bayesian", latent=False, lr=1e-4, iterations=1000, seed=0, **options):
     torch.manual_seed(seed)
     model = EpisodicModel(nn.Identity(), CNP(1, width=width, aggregate=aggregate, latent=latent))
     return compare(model, lambda: sines_and_lines(shots), lr, iterations=iterations, seed=seed, **options)

@@ -1,6 +1,8 @@
 """One loop for every head: plain training, MAML and NIW on the same tasks, and a printed comparison."""
 
+import argparse
 import copy
+import itertools
 import time
 
 import torch
@@ -28,27 +30,40 @@ def adapted(method, wrapped, task, steps):
     return learner
 
 
-def train(method, wrapped, sample_task, iterations, tasks_per_batch, steps, meta_lr):
+def stream(sample_task, seed):
+    """The same tasks for every method, whatever randomness it draws itself."""
+    for number in itertools.count():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1_000_000 * seed + number)
+            task = sample_task()
+        yield task
+
+
+def train(method, wrapped, tasks, iterations, tasks_per_batch, steps, meta_lr):
     opt = torch.optim.Adam(wrapped.parameters(), meta_lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, iterations)
     bar = trange(iterations, desc=f"{method:5s}", leave=False)
     for _ in bar:
         opt.zero_grad()
         total = 0.0
         for _ in range(tasks_per_batch):
-            x, y, x_query, y_query = task = sample_task()
+            x, y, x_query, y_query = task = next(tasks)
             learner = adapted(method, wrapped, task, steps)
-            loss = learner(x, y, x_query, y_query).loss(y_query) / tasks_per_batch
+            loss = learner(x, y, x_query, y_query).loss(y_query)
             loss.backward()
             total += loss.item()
+        for p in wrapped.parameters():
+            p.grad.data.mul_(1.0 / tasks_per_batch)
         opt.step()
-        bar.set_postfix(loss=f"{total:.3f}")
+        schedule.step()
+        bar.set_postfix(loss=f"{total / tasks_per_batch:.3f}")
 
 
-def test(method, wrapped, sample_task, tasks, steps, samples):
+def test(method, wrapped, tasks, steps, samples):
     """Per task: the query's negative log-likelihood, and its accuracy or mean squared error."""
     scores = []
-    for _ in range(tasks):
-        x, y, x_query, y_query = task = sample_task()
+    for task in tasks:
+        x, y, x_query, y_query = task
         learner = adapted(method, wrapped, task, steps)
         with torch.no_grad():
             if method == "NIW":
@@ -74,10 +89,9 @@ def compare(
         torch.manual_seed(seed)
         wrapped = wrap(method, copy.deepcopy(model), lr, **niw_options)
         began = time.perf_counter()
-        train(method, wrapped, sample_task, iterations, tasks_per_batch, steps, meta_lr)
+        train(method, wrapped, stream(sample_task, seed), iterations, tasks_per_batch, steps, meta_lr)
         seconds = time.perf_counter() - began
-        torch.manual_seed(10_000 + seed)
-        scores = test(method, wrapped, sample_task, test_tasks, steps, samples)
+        scores = test(method, wrapped, itertools.islice(stream(sample_task, seed + 1000), test_tasks), steps, samples)
         mean, error = scores.mean(0), scores.std(0) / test_tasks**0.5
         print(f"{method:8s}{mean[0]:9.3f} ± {error[0]:.3f}{mean[1]:15.3f} ± {error[1]:.3f}{seconds:10.0f} s")
         results[method] = {"nll": mean[0].item(), "score": mean[1].item(), "seconds": seconds}
@@ -86,8 +100,6 @@ def compare(
 
 def arguments(main, description):
     """Runs an example's main with --iterations and --seed from the command line."""
-    import argparse
-
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--iterations", type=int, default=1000, help="batches of tasks in training")
     parser.add_argument("--seed", type=int, default=0, help="makes a run repeatable")

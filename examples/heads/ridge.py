@@ -11,7 +11,7 @@ from l2l_niw.heads import Ridge
 from l2l_niw.models import MLP
 
 
-def main(task="regression", shots=10, width=40, lr=0.003, iterations=1000, seed=0, **options):
+def main(task="regression", shots=10, width=40, lr=3e-4, iterations=1000, seed=0, **options):
     torch.manual_seed(seed)
     if task == "regression":
         head = Ridge(task, lam=0.1, learn_lam=True, noise=1.0, learn_noise=True)

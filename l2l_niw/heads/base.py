@@ -58,6 +58,7 @@ class Head(nn.Module):
 
     task = "classification"
     needs_support = True  # whether predictions need the support's features
+    features: Optional[int] = None  # the width that the head was built for, if it has one
 
     def forward(
         self,
@@ -67,13 +68,30 @@ class Head(nn.Module):
         query_y: Optional[Tensor] = None,
         ways: Optional[int] = None,
     ) -> Prediction:
-        y = self.targets(support_y, ways)
-        if query is None:
-            return self.explain(support, y)
+        lead = self.lead(support_y)
+        for name, features in (("support", support), ("query", query)):
+            self._check_features(name, features, support_y, lead)
         if query_y is not None:
-            shape = query.shape[:-1] + support_y.shape[self.lead(support_y) + 1 :]
-            check_targets(query_y, shape, f"{query.shape[-2]} data of an episode")
-        return self.predict(support, y, query, query_y)
+            if query is None:
+                raise ArgumentError("query_y was given without a query.")
+            check_targets(query_y, query.shape[:-1] + support_y.shape[lead + 1 :])
+        y = self.targets(support_y, ways)
+        return self.explain(support, y) if query is None else self.predict(support, y, query, query_y)
+
+    def _check_features(self, name: str, features: Optional[Tensor], y: Tensor, lead: int) -> None:
+        if features is None:
+            return
+        if self.features not in (None, features.shape[-1]):
+            width = features.shape[-1]
+            raise ArgumentError(f"{name} has features of width {width}, but the head was built for {self.features}.")
+        agree = lead + 1 if name == "support" else lead
+        if features.dim() != lead + 2 or features.shape[:agree] != y.shape[:agree]:
+            raise ArgumentError(
+                f"{name} has features of shape {tuple(features.shape)}, which do not go with support_y of shape "
+                f"{tuple(y.shape)}."
+            )
+        if torch.float64 in (y.dtype, features.dtype) and y.is_floating_point() and y.dtype != features.dtype:
+            raise ArgumentError(f"support_y is {y.dtype}, features are {features.dtype}: use .to({features.dtype}).")
 
     def predict(self, support: Tensor, y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
         raise NotImplementedError
@@ -86,8 +104,9 @@ class Head(nn.Module):
         """How many leading dimensions are episodes; raises where targets are not of the head's kind."""
         classification = self.task == "classification"
         if not isinstance(support_y, Tensor) or support_y.is_floating_point() == classification:
-            kind = "integer labels" if classification else "real targets"
-            raise ArgumentError(f"support_y must be a tensor of {kind} for a head of {self.task}, got {support_y!r}.")
+            kind = "integer labels; use .long()" if classification else "real targets; use .float()"
+            given = support_y.dtype if isinstance(support_y, Tensor) else type(support_y).__name__
+            raise ArgumentError(f"support_y is {given}, but a head for {self.task} needs a tensor of {kind}.")
         lead = support_y.dim() - (1 if classification else 2)
         if lead < 0:
             shape = "(n,)" if classification else "(n, targets); use support_y.unsqueeze(-1) for one target"
@@ -97,7 +116,6 @@ class Head(nn.Module):
         return lead
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Targets:
-        self.lead(support_y)
         return encode(support_y, ways) if self.task == "classification" else support_y
 
 

@@ -54,8 +54,9 @@ class FEAT(Head):
         dropout: float = 0.0,
     ):
         super().__init__()
+        check_number("features", features, 1, whole=True)
         check_number("contrast", contrast, 0)
-        self.contrast = contrast
+        self.features, self.contrast = features, contrast
         self.scale = Positive("scale", 1.0 / features if scale is None else scale, learn_scale)
         self.attention = MultiHeadAttention(features, heads)
         self.dropout = nn.Dropout(dropout)

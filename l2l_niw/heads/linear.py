@@ -4,6 +4,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
+from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads.base import TASKS, Head, Positive, Targets, check_choice
 from l2l_niw.predictions import Classes, Gaussian, Prediction
@@ -43,7 +44,9 @@ class Linear(Head):
     ):
         super().__init__()
         check_choice("task", task, TASKS)
-        self.task = task
+        check_number("features", features, 1, whole=True)
+        check_number("outputs", outputs, 1, whole=True)
+        self.task, self.features = task, features
         self.readout = nn.Linear(features, outputs)
         if task == "regression":
             self.noise = Positive("noise", noise, learn_noise)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from l2l_niw.checks import check_number
 from l2l_niw.heads.base import Head, check_choice
 from l2l_niw.heads.nearest_centroid import centroids
-from l2l_niw.heads.ridge import ridge_factor, ridge_spread
 from l2l_niw.labels import Labels
+from l2l_niw.linear_algebra import log_determinant, ridge_factor, ridge_spread
 from l2l_niw.predictions import Classes
 
 INFERENCES = ("map", "bayesian")
@@ -36,7 +36,8 @@ class MetaQDA(Head):
     * **inference** (str, *optional*, default='bayesian') - Or 'map'.
     * **kappa** (float, *optional*, default=1.0) - At the start: the prior mean counts as so many data.
     * **nu** (float, *optional*, default=None) - At the start; above d - 1. Defaults to d + 2.
-    * **spread** (float, *optional*, default=1.0) - S = spread I at the start.
+    * **spread** (float, *optional*, default=None) - S = spread I at the start. Defaults to what makes a class's
+        covariance about I: 1 for 'bayesian', nu + d + 2 for 'map'.
 
     **References**
 
@@ -55,11 +56,14 @@ class MetaQDA(Head):
         inference: str = "bayesian",
         kappa: float = 1.0,
         nu: Optional[float] = None,
-        spread: float = 1.0,
+        spread: Optional[float] = None,
     ):
         super().__init__()
-        nu = features + 2.0 if nu is None else nu
+        check_number("features", features, 1, whole=True)
         check_choice("inference", inference, INFERENCES)
+        nu = features + 2.0 if nu is None else nu
+        if spread is None:
+            spread = nu + features + 2 if inference == "map" else 1.0
         check_number("kappa", kappa, 0, strict=True)
         check_number("nu", nu, features - 1, strict=True)
         check_number("spread", spread, 0, strict=True)
@@ -68,15 +72,15 @@ class MetaQDA(Head):
         self.log_kappa = nn.Parameter(torch.tensor(math.log(kappa)))
         self.log_freedom = nn.Parameter(torch.tensor(math.log(nu - features + 1)))
         self.log_diagonal = nn.Parameter(torch.full((features,), 0.5 * math.log(spread)))
-        row, column = torch.tril_indices(features, features, -1)
-        self.below = nn.Parameter(torch.zeros(len(row)))
-        self.register_buffer("_places", row * features + column, persistent=False)
+        self.below = nn.Parameter(torch.zeros(features * (features - 1) // 2))
 
     def lower(self) -> Tensor:
         """The Cholesky factor of S."""
         d = self.features
+        row, column = torch.tril_indices(d, d, -1, device=self.below.device)
         below = torch.zeros(d * d, dtype=self.below.dtype, device=self.below.device)
-        return below.scatter(0, self._places, self.below).view(d, d) + torch.diag_embed(self.log_diagonal.exp())
+        below = below.scatter(0, row * d + column, self.below).view(d, d)
+        return below + torch.diag_embed(self.log_diagonal.exp())
 
     def predict(self, support: Tensor, y: Labels, query: Tensor, query_y: Optional[Tensor]) -> Classes:
         lower, kappa = self.lower(), self.log_kappa.exp()
@@ -91,7 +95,7 @@ class MetaQDA(Head):
         one = torch.ones((), dtype=a.dtype, device=a.device)
         factor = ridge_factor(update, one)
         distance = ridge_spread(update, factor, delta, one)
-        log_det = 2 * (self.log_diagonal.sum() + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+        log_det = 2 * self.log_diagonal.sum() + log_determinant(factor)
         return Classes(self.log_density(distance, log_det, n, kappa).mT, y)
 
     def log_density(self, distance: Tensor, log_det: Tensor, n: Tensor, kappa: Tensor) -> Tensor:

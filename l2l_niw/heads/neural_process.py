@@ -43,13 +43,16 @@ class NeuralProcess(Head):
         floor: float,
     ):
         super().__init__()
+        check_number("features", features, 1, whole=True)
+        check_number("targets", targets, 1, whole=True)
         check_choice("aggregate", aggregate, AGGREGATIONS)
         check_number("depth", depth, 1, whole=True)
         check_number("samples", samples, 1, whole=True)
         check_number("floor", floor, 0, strict=True)
         if not latent and summary is None:
             raise ArgumentError("latent and deterministic are both False: the decoder would not see the support.")
-        self.aggregate, self.samples, self.floor, self.n_targets = aggregate, samples, floor, targets
+        self.features, self.n_targets = features, targets
+        self.aggregate, self.samples, self.floor = aggregate, samples, floor
         pair, told = features + targets, features + width * latent
         self.latent = MLP(pair, [width] * depth + [2 * width]) if latent else None
         self.summary = summary
@@ -70,15 +73,19 @@ class NeuralProcess(Head):
             told.append(self.summary(self.encoder(pairs), support, query))
         if self.latent is None:
             return self.decode(told)
-        source = prior = self.latent_law(pairs)
-        if query_y is not None:
-            source = self.latent_law(torch.cat([pairs, torch.cat([query, query_y], -1)], -2))
-        draws = [source.rsample().unsqueeze(-2).expand(*query.shape[:-1], -1) for _ in range(self.samples)]
-        predictions = [self.decode([*told, z]) for z in draws]
-        prediction = predictions[0] if self.samples == 1 else Gaussian.mix(predictions)
-        if query_y is not None:
-            prediction.penalty = kl_divergence(source, prior).mean() / query.shape[-2]
+        prior = self.latent_law(pairs)
+        if query_y is None:
+            predictions = [self.decode_latent(told, prior) for _ in range(self.samples)]
+            return predictions[0] if self.samples == 1 else Gaussian.mix(predictions)
+        posterior = self.latent_law(torch.cat([pairs, torch.cat([query, query_y], -1)], -2))
+        prediction = self.decode_latent(told, posterior)
+        prediction.penalty = kl_divergence(posterior, prior).mean() / query.shape[-2]
         return prediction
+
+    def decode_latent(self, told: List[Tensor], law: Independent) -> Gaussian:
+        """One draw of z, which all queries share."""
+        z = law.rsample().unsqueeze(-2)
+        return self.decode([*told, z.expand(*told[0].shape[:-1], -1)])
 
     def decode(self, told: List[Tensor]) -> Gaussian:
         mean, raw = self.decoder(torch.cat(told, -1)).chunk(2, -1)
@@ -116,7 +123,7 @@ class CNP(NeuralProcess):
         weighs each datum by a learned precision (CNP+BA).
     * **latent** (bool, *optional*, default=False) - Whether there is a latent path.
     * **deterministic** (bool, *optional*, default=True) - Whether there is a deterministic one.
-    * **samples** (int, *optional*, default=1) - Draws of z; a prediction of several is their mixture.
+    * **samples** (int, *optional*, default=1) - Draws of z of a prediction, which is their mixture. Training takes one.
     * **floor** (float, *optional*, default=0.01) - The least standard deviation that is predicted.
 
     **References**

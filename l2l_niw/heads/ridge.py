@@ -2,49 +2,12 @@
 
 from typing import Optional
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from l2l_niw.errors import LossError
 from l2l_niw.heads.base import TASKS, Head, Positive, Targets, check_choice
+from l2l_niw.linear_algebra import ridge_factor, ridge_spread, ridge_weights
 from l2l_niw.predictions import Classes, Evidence, Gaussian, Prediction
-
-
-def factor(gram: Tensor, regulariser: Tensor) -> Tensor:
-    """The Cholesky factor of gram + regulariser I."""
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    try:
-        return torch.linalg.cholesky(gram + regulariser * eye)
-    except torch.linalg.LinAlgError as error:
-        raise LossError(
-            "the head's regularised Gram matrix is not positive definite: features are not finite, or so large "
-            "that the regulariser is lost beside them. Normalise the features, or raise the regulariser."
-        ) from error
-
-
-def ridge_factor(phi: Tensor, lam: Tensor) -> Tensor:
-    """The Cholesky factor behind a ridge regression, in the smaller of n and d."""
-    n, d = phi.shape[-2:]
-    return factor(phi @ phi.mT if n <= d else phi.mT @ phi, lam)
-
-
-def ridge_mean(phi: Tensor, lower: Tensor, y: Tensor, query: Tensor) -> Tensor:
-    """query (phi^T phi + lam I)^-1 phi^T y."""
-    n, d = phi.shape[-2:]
-    if n <= d:
-        return query @ (phi.mT @ torch.cholesky_solve(y, lower))
-    return query @ torch.cholesky_solve(phi.mT @ y, lower)
-
-
-def ridge_spread(phi: Tensor, lower: Tensor, query: Tensor, lam: Tensor) -> Tensor:
-    """q^T (phi^T phi + lam I)^-1 q for each row q of the query, as a sum of squares: it cannot turn negative."""
-    n, d = phi.shape[-2:]
-    if n <= d:
-        weights = torch.cholesky_solve(phi @ query.mT, lower)
-        residual = query - weights.mT @ phi
-        return residual.square().sum(-1) / lam + weights.square().sum(-2)
-    return torch.linalg.solve_triangular(lower, query.mT, upper=False).square().sum(-2)
 
 
 def with_constant(features: Tensor) -> Tensor:
@@ -106,8 +69,8 @@ class Ridge(Head):
             support, query = with_constant(support), with_constant(query)
         lower = ridge_factor(support, self.lam())
         if self.task == "regression":
-            return Gaussian(ridge_mean(support, lower, y, query), self.noise())
-        scores = ridge_mean(support, lower, y.onehot.to(support.dtype), query)
+            return Gaussian(query @ ridge_weights(support, lower, y), self.noise())
+        scores = query @ ridge_weights(support, lower, y.onehot.to(support.dtype))
         return Classes(self.scale() * scores, y)
 
 
@@ -156,7 +119,7 @@ class BayesianRidge(Head):
         phi, phi_query, noise = self._scaled(support), self._scaled(query), self.noise()
         lower = ridge_factor(phi, noise.square())
         spread = ridge_spread(phi, lower, phi_query, noise.square())
-        return Gaussian(ridge_mean(phi, lower, y, phi_query), noise * (1.0 + spread).sqrt().unsqueeze(-1))
+        return Gaussian(phi_query @ ridge_weights(phi, lower, y), noise * (1.0 + spread).sqrt().unsqueeze(-1))
 
     def explain(self, support: Tensor, y: Tensor) -> Evidence:
         return Evidence(self._scaled(support), self.noise(), y.shape[-1])

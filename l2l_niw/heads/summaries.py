@@ -16,8 +16,8 @@ AGGREGATIONS = ("mean", "max", "bayesian")
 def bayesian_aggregation(observed: Tensor, raw: Tensor) -> Tuple[Tensor, Tensor]:
     """
     Mean and variance of a latent z ~ N(0, I) of which every datum is an observation N(observed_i; z, variance_i),
-    with variance_i = softplus(raw_i): variance_z = 1 / (1 + sum 1 / variance_i), mean_z = variance_z sum observed_i /
-    variance_i.
+    with variance_i = 1e-5 + softplus(raw_i): variance_z = 1 / (1 + sum 1 / variance_i) and
+    mean_z = variance_z sum observed_i / variance_i.
     """
     precision = 1.0 / (1e-5 + F.softplus(raw))
     variance = 1.0 / (1.0 + precision.sum(-2))

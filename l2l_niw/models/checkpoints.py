@@ -1,9 +1,8 @@
 """Weights from local files: safetensors, or torch files read with `weights_only`."""
 
 import os
-import pickle
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Union
+from typing import Dict, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,11 @@ from l2l_niw.weights import key_differences
 
 
 def load_checkpoint(
-    model: nn.Module, path: Union[str, os.PathLike], key: Optional[str] = None, prefix: str = "", drop: tuple = ()
+    model: nn.Module,
+    path: Union[str, os.PathLike],
+    key: Optional[str] = None,
+    prefix: str = "",
+    drop: Union[str, Sequence[str]] = (),
 ) -> nn.Module:
     """
     **Description**
@@ -28,7 +31,7 @@ def load_checkpoint(
     * **key** (str, *optional*, default=None) - The entry that holds the state dict, such as 'state_dict' or
         'teacher', if the file holds more than that.
     * **prefix** (str, *optional*, default='') - Taken off the names; entries without it are left out.
-    * **drop** (tuple, *optional*, default=()) - Prefixes of names to leave out, such as ('head.', 'fc.').
+    * **drop** (str or tuple, *optional*, default=()) - Prefixes of names to leave out, such as ('head.', 'fc.').
 
     **Example**
 
@@ -42,7 +45,7 @@ def load_checkpoint(
             raise CheckpointError(f"{path} has no state dict under key '{key}'; it holds {list(state)[:10]}.")
         state = state[key]
     given = {k[len(prefix) :]: v for k, v in state.items() if isinstance(v, Tensor) and k.startswith(prefix)}
-    given = {k: v for k, v in given.items() if not k.startswith(tuple(drop))}
+    given = {k: v for k, v in given.items() if not k.startswith((drop,) if isinstance(drop, str) else tuple(drop))}
     if not given:
         raise CheckpointError(
             f"{path} holds no tensor under prefix '{prefix}'; its entries are {list(state)[:10]}. "
@@ -66,14 +69,14 @@ def read_state(path: Path) -> Dict[str, Tensor]:
         load_file = require("safetensors.torch", "vision").load_file
         try:
             return load_file(path)
-        except Exception as error:  # safetensors' own error class is not part of its torch module
+        except Exception as error:  # a broken file can fail in any way
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a broken file can fail in any way
         raise CheckpointError(
-            f"{path} cannot be read as tensors only: {error}. A file that holds other objects may run code when it "
-            "is read; save its state dict anew with torch.save(model.state_dict(), path)."
+            f"{path} cannot be read as tensors only: it is broken, or it holds other objects, which may run code when "
+            "they are read. Save the state dict anew with torch.save(model.state_dict(), path)."
         ) from error
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path} holds a {type(state).__name__} and not a state dict.")

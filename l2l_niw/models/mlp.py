@@ -2,12 +2,12 @@
 
 from typing import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from l2l_niw.checks import check_number
 
 
-class MLP(nn.Sequential):
+class MLP(nn.Module):
     """
     **Description**
 
@@ -35,10 +35,14 @@ class MLP(nn.Sequential):
         activation: Callable[[], nn.Module] = nn.ReLU,
         activate_last: bool = False,
     ):
+        super().__init__()
         sizes = [inputs, *widths]
         for size in sizes:
             check_number("a width of an MLP", size, 1, whole=True)
         layers = []
         for before, after in zip(sizes, sizes[1:]):
             layers += [nn.Linear(before, after), activation()]
-        super().__init__(*(layers if activate_last else layers[:-1]))
+        self.layers = nn.Sequential(*(layers if activate_last else layers[:-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError
 
 
 class PoseEncoder(nn.Module):
@@ -33,7 +34,9 @@ class PoseEncoder(nn.Module):
 
     def __init__(self, features: int = 64, channels: int = 1, size: int = 128):
         super().__init__()
-        check_number("size / 16", size / 16, 1, whole=True)
+        check_number("size", size, 16, whole=True)
+        if size % 16:
+            raise ArgumentError(f"size must be a multiple of 16, got {size}.")
         self.first = nn.Conv2d(channels, 32, 3, stride=2, padding=1)
         self.second = nn.Conv2d(32, 48, 3, stride=2, padding=1)
         self.third = nn.Conv2d(48, 64, 3, stride=2, padding=1)

@@ -17,7 +17,8 @@ def timm_backbone(name: str, pretrained: bool = False, **options) -> nn.Module:
 
     A backbone of timm without its classifier. `num_features` is the width of its features. Attention is
     computed in plain products rather than fused: fused kernels have no second derivative, which MAML
-    takes. Nothing is downloaded unless `pretrained`; `load_checkpoint` reads local weights.
+    takes. Nothing is downloaded unless `pretrained`; `load_checkpoint` reads local weights, which fit a ViT of
+    the image size that they were saved with.
 
     **Arguments**
 
@@ -33,7 +34,7 @@ def timm_backbone(name: str, pretrained: bool = False, **options) -> nn.Module:
     **Example**
 
     ~~~python
-    backbone = timm_backbone('dino-small', img_size=112)
+    backbone = load_checkpoint(timm_backbone('dino-small'), 'dino_deitsmall16_pretrain.pth')
     model = EpisodicModel(backbone, NearestCentroid())
     ~~~
     """
