@@ -39,8 +39,19 @@ def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
         raise LossError(
             f"{what} has no graph. Compute it from this learner's outputs, outside of no_grad and inference_mode."
         )
-    if not torch.isfinite(loss):
-        raise LossError(f"{what} is {loss.item()}. An empty support set gives nan; else lower lr or the temperature.")
+    check_finite(loss, what)
+
+
+def check_finite(losses: Tensor, what: str) -> None:
+    """Raises if a loss, or one of several episodes', is not a finite number."""
+    if torch.isfinite(losses).all():
+        return
+    bad = (~torch.isfinite(losses.reshape(-1))).nonzero()[0].item()
+    where = f" of episode {bad}" if losses.dim() else ""
+    raise LossError(
+        f"{what}{where} is {losses.reshape(-1)[bad].item()}. An empty support set gives nan; else lower lr or the "
+        "temperature."
+    )
 
 
 def check_used(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:

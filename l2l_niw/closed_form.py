@@ -1,6 +1,6 @@
 """An episode in closed form: Eq. 13, the expected KL of Eq. 10, and a network drawn from q_i.
 
-Every tensor here is the flat vector of all d random weights.
+Every tensor here is the flat vector of all d random weights, or several of them, (..., d).
 """
 
 from typing import Tuple
@@ -48,5 +48,5 @@ def expected_kl(mean: Tensor, variance: Tensor, m0: Tensor, p0: Tensor, n0: Tens
     not knowing Sigma costs. Each summand is non-negative, so that float32 survives d in the millions.
     """
     ratio = p0 * variance
-    gaussian = (ratio - 1.0 - torch.log(ratio) + p0 * (mean - m0).square()).sum()
-    return 0.5 * (gaussian + log_determinant_gap(n0, mean.numel(), wishart).to(gaussian.dtype))
+    gaussian = (ratio - 1.0 - torch.log(ratio) + p0 * (mean - m0).square()).sum(-1)
+    return 0.5 * (gaussian + log_determinant_gap(n0, mean.shape[-1], wishart).to(gaussian.dtype))

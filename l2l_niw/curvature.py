@@ -2,7 +2,7 @@
 
 import math
 from itertools import product
-from typing import Optional, Sequence, Union
+from typing import Iterator, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -81,8 +81,20 @@ class GGN:
 
     def diagonal(self, outputs: Union[Tensor, Distribution], weights: Sequence[Tensor]) -> Tensor:
         """The diagonal for the data behind `outputs`, flat over `weights`."""
-        if isinstance(outputs, Distribution):
-            return self._of_distribution(outputs, weights)
+        return sum(squared_gradient(scalar, weights) for scalar in self.scalars(outputs)) / self.repeats
+
+    @property
+    def repeats(self) -> int:
+        return self.samples or 1
+
+    def scalars(self, outputs: Union[Tensor, Distribution]) -> Iterator[Tensor]:
+        """Functions of the outputs whose squared gradients, summed and divided by `repeats`, are the diagonal."""
+        if isinstance(outputs, Distribution):  # it knows its own likelihood
+            if self.samples is None:
+                raise ArgumentError("curvature: GGN(samples=None) needs a model that returns a tensor.")
+            for _ in range(self.samples):
+                yield -outputs.log_prob(outputs.sample()).sum()
+            return
         if not isinstance(outputs, Tensor):
             kind = type(outputs).__name__
             raise ChainError(f"curvature='ggn' needs a model that returns a tensor or a distribution, got {kind}.")
@@ -91,38 +103,30 @@ class GGN:
                 f"curvature: outputs of shape {tuple(outputs.shape)} are no logits of a categorical likelihood. For "
                 "regression give curvature=GGN('gaussian', noise=...)."
             )
-        scores = self._sampled(outputs) if self.samples else self._square_root(outputs)
-        return sum(squared_gradient(outputs, weights, score) for score in scores) / (self.samples or 1)
+        for score in self._sampled(outputs) if self.samples else self._square_root(outputs):
+            yield (score * outputs).sum()
 
-    def _of_distribution(self, outputs: Distribution, weights: Sequence[Tensor]) -> Tensor:
-        """A prediction knows its own likelihood: targets are sampled from it, whatever it is."""
-        if self.samples is None:
-            raise ArgumentError("curvature: GGN(samples=None) needs a model that returns a tensor, not a distribution.")
-        losses = (-outputs.log_prob(outputs.sample()).sum() for _ in range(self.samples))
-        return sum(squared_gradient(loss, weights) for loss in losses) / self.samples
-
-    def _sampled(self, outputs: Tensor):
+    def _sampled(self, outputs: Tensor) -> Iterator[Tensor]:
         """d(-log p(label | outputs)) / d(outputs) for sampled labels."""
         for _ in range(self.samples):
             if self.likelihood == "gaussian":
                 yield torch.randn_like(outputs) / self.noise
             else:
                 p = outputs.detach().softmax(-1)
-                labels = torch.distributions.Categorical(probs=p).sample()
+                labels = torch.distributions.Categorical(probs=p, validate_args=False).sample()
                 yield p - F.one_hot(labels, p.shape[-1]).to(p.dtype)
 
-    def _square_root(self, outputs: Tensor):
+    def _square_root(self, outputs: Tensor) -> Iterator[Tensor]:
         """Columns of a square root of the Hessian in the outputs, one datum and one output each."""
         width = outputs.shape[-1]
         p = outputs.detach().softmax(-1).reshape(-1, width)
         for row, k in product(range(len(p)), range(width)):
-            score = torch.zeros_like(p)
-            if self.likelihood == "gaussian":
-                score[row, k] = 1.0 / self.noise
-            else:
-                onehot = F.one_hot(torch.tensor(k), width).to(p)
-                score[row] = p[row, k].sqrt() * (onehot - p[row])
-            yield score.view_as(outputs)
+            here = torch.zeros(len(p), 1, dtype=p.dtype, device=p.device)
+            here[row] = 1.0
+            onehot = F.one_hot(torch.tensor(k, device=p.device), width).to(p)
+            gaussian = self.likelihood == "gaussian"
+            score = onehot / self.noise if gaussian else p[row, k].sqrt() * (onehot - p[row])
+            yield (here * score).view_as(outputs)
 
     def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: Spread, temperature: float) -> Tensor:
         return observed / (chain.steps * temperature)
@@ -132,10 +136,8 @@ class GGN:
         return torch.randn_like(a) / a.sqrt()
 
 
-def squared_gradient(outputs: Tensor, weights: Sequence[Tensor], score: Optional[Tensor] = None) -> Tensor:
-    gradients = torch.autograd.grad(
-        outputs, weights, grad_outputs=score, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+def squared_gradient(scalar: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
     return torch.cat([g.flatten() for g in gradients]).square()
 
 

@@ -1,7 +1,7 @@
 """What a chain has told after one of its steps, and q_i, a draw from it and its KL as functions of L_0."""
 
 from functools import cached_property
-from typing import Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class Episode:
     **Description**
 
     The chain's moments (m_bar, A), constants to L_0, and a deviation from m_bar. A and the deviation
-    cost nothing until they are asked for.
+    cost nothing until they are asked for. The chain may be several side by side, (B, d).
 
     **Arguments**
 
@@ -55,8 +55,8 @@ class Episode:
             a = options.curvature.precision(self.chain, self.observed, self.pseudo, options.temperature)
             if all(self.used):
                 return a
-            parts = zip(a.split(self.prior.layout.sizes), self.used)
-            return torch.cat([part if used else torch.zeros_like(part) for part, used in parts])
+            parts = zip(a.split(self.prior.layout.sizes, -1), self.used)
+            return torch.cat([part if used else torch.zeros_like(part) for part, used in parts], -1)
 
     @cached_property
     def a(self) -> Tensor:
@@ -90,6 +90,20 @@ class Episode:
             m_bar = flat.m0 + distance
         return draw(flat.m0, flat.p0, m_bar, self.a, offset)
 
+    def pull_back(self, gradient: Tensor, kl_weight: float) -> List[Tensor]:
+        """What L_0's leaves get for a gradient in the draw, and for kl_weight times the KL, in one pass."""
+        prior, layout = self.prior, self.prior.layout
+        with torch.enable_grad():
+            flat = FlatPrior(*(t.detach().requires_grad_() for t in prior.flat()))
+            values, gradients = [self.draw(flat)], [gradient]
+            if kl_weight:
+                values.append(self.kl(flat))
+                gradients.append(torch.full_like(values[1], kl_weight))
+            g_m0, g_log_variance, g_raw = torch.autograd.grad(
+                values, flat, gradients, allow_unused=True, materialize_grads=True
+            )
+        return [*layout.split(g_m0), *layout.split(g_log_variance, cast=False), g_raw]
+
     def weights(self, at_chain: bool) -> Tensor:
         """The network that a forward runs, flat: the chain's state or a draw from q_i; both reach L_0."""
         if self.options.trace == "full":
@@ -116,22 +130,13 @@ class EpisodeWeights(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor):
         episode = ctx.episode
-        prior, layout = episode.prior, episode.prior.layout
         # not save_for_backward: a query in parts comes through here once a part
-        if ctx.versions != [leaf._version for leaf in prior.leaves]:
+        if ctx.versions != [leaf._version for leaf in episode.prior.leaves]:
             raise LossError("backward: the model's parameters were changed since the query's forward; take optimiser "
                             "steps after backward only.")
-        with torch.enable_grad():
-            flat = FlatPrior(*(t.detach().requires_grad_() for t in prior.flat()))
-            values, gradients = [episode.draw(flat)], [gradient]
-            if episode.kl_pending:
-                values.append(episode.kl(flat))
-                gradients.append(torch.full_like(values[1], episode.options.kl_weight / episode.query_n))
-                episode.kl_pending = False
-            g_m0, g_log_variance, g_raw = torch.autograd.grad(
-                values, flat, gradients, allow_unused=True, materialize_grads=True
-            )
-        return (None, None, *layout.split(g_m0), *layout.split(g_log_variance, cast=False), g_raw)
+        kl_weight = episode.options.kl_weight / episode.query_n if episode.kl_pending else 0.0
+        episode.kl_pending = False
+        return (None, None, *episode.pull_back(gradient, kl_weight))
 
 
 class ModelWeights(torch.autograd.Function):

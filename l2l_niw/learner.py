@@ -159,9 +159,7 @@ class NIWLearner(BaseLearner):
             gradient = layout.flatten([torch.zeros_like(w) if g is None else g for w, g in pairs])
             temperature = options.temperature if options.curvature.noisy else 0.0
             theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n, self._scale)
-            if any(g is None for g in gradients):
-                parts = zip(theta.split(layout.sizes), chain.theta.split(layout.sizes), gradients)
-                theta = torch.cat([old if g is None else new for new, old, g in parts])
+            theta = layout.keep(theta, chain.theta, gradients)
             check_step(layout, gradient, theta)
             return chain.append(theta, options.burn_in)
 

@@ -1,14 +1,14 @@
 """A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
 
-from typing import Callable, Dict, Union
+from typing import Callable, Dict, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
 from l2l_niw.checks import check_number
-from l2l_niw.errors import ArgumentError
-from l2l_niw.predictions import Prediction
+from l2l_niw.networks import Outputs, run_networks, stack
 from l2l_niw.weights import Layout
 
 
@@ -16,15 +16,16 @@ class Posterior:
     """
     **Description**
 
-    N(mean, diag(variance)) over the random weights of one task. Frozen parameters and buffers stay
-    the model's; `predict` works on copies of the buffers, so that it never writes to the model.
+    N(mean, diag(variance)) over the random weights of one task, or of B tasks with a leading dimension in
+    everything. Frozen parameters and buffers stay the model's; `predict` works on copies of the
+    buffers, so that it never writes to the model.
 
     **Arguments**
 
     * **module** (Module) - The network whose weights these are.
     * **layout** (Layout) - Where its random weights stand in the flat vectors.
-    * **mean** (Tensor) - Flat vector of means.
-    * **variance** (Tensor) - Flat vector of variances.
+    * **mean** (Tensor) - Flat vector of means, (d,), or of B tasks, (B, d).
+    * **variance** (Tensor) - Flat vector of variances, of the same shape.
 
     **Example**
 
@@ -63,24 +64,29 @@ class Posterior:
         buffers = {name: b.clone() for name, b in self._module.named_buffers()}
         return lambda *args, **kwargs: functional_call(self._module, {**weights, **buffers}, args, kwargs)
 
-    def predict(self, *args, samples: int = 10, **kwargs) -> Union[Tensor, Prediction]:
+    def predict(self, *args, samples: int = 10, together: Optional[bool] = None, **kwargs) -> Outputs:
         """
         **Description**
 
         Outputs of `samples` networks drawn from the posterior, stacked on dimension 0. Average
         probabilities, not logits: `predict(x).softmax(-1).mean(0)`. The predictions of an
-        `EpisodicModel` are averaged here, to one distribution.
+        `EpisodicModel` are averaged here, to one distribution. For B tasks every tensor among the
+        arguments has a leading dimension B, and the outputs have it next to the samples'.
+
+        **Arguments**
+
+        * **samples** (int, *optional*, default=10) - The paper's M_S.
+        * **together** (bool, *optional*, default=None) - Whether all networks run at once, by `vmap`, rather than one
+            after another. Defaults to whether that is faster: yes, unless the model has convolutions and
+            runs on a CPU, where each network by itself is a better use of it.
         """
+        if together is None:
+            convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
+            together = not (convolves and self._mean.device.type == "cpu")
         check_number("samples", samples, 1, whole=True)
-        outputs = [self.network(self.rsample())(*args, **kwargs) for _ in range(samples)]
-        if isinstance(outputs[0], Prediction):
-            return outputs[0].mix(outputs)
-        if not isinstance(outputs[0], Tensor):
-            raise ArgumentError(
-                f"predict: the model returns a {type(outputs[0]).__name__}, and only tensors can be stacked. "
-                "Call post.network(post.sample()) on the inputs, once a sample."
-            )
-        return torch.stack(outputs)
+        draws = [self.rsample() for _ in range(samples)]
+        weights = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+        return stack(run_networks(self._module, weights, args, kwargs, together))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(d={self._layout.d})"

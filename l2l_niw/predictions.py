@@ -43,6 +43,14 @@ class Prediction(Distribution):
         """`nll` and the head's penalty: a contrastive term, a latent's KL."""
         return self.nll(y) + self.penalty
 
+    def tensors(self) -> Tuple[Tensor, ...]:
+        """What `rebuild` needs, with any leading dimensions."""
+        raise ArgumentError(f"{type(self).__name__} is no prediction of a query; use each network's own nll.")
+
+    @classmethod
+    def rebuild(cls, *tensors: Tensor) -> "Prediction":
+        return cls(*tensors)
+
     @classmethod
     def mix(cls, parts: Sequence["Prediction"]) -> "Prediction":
         """The average of several networks' predictive densities."""
@@ -94,6 +102,13 @@ class Classes(Prediction, Categorical):
     def mode(self) -> Tensor:
         return self._label(self.logits.argmax(-1))
 
+    def tensors(self) -> Tuple[Tensor, ...]:
+        return self.logits, self.labels.classes, self.labels.present, self.labels.onehot
+
+    @classmethod
+    def rebuild(cls, logits: Tensor, *labels: Tensor) -> "Classes":
+        return cls(logits, Labels(*labels, checked=True))
+
     @classmethod
     def mix(cls, parts: Sequence["Classes"]) -> "Classes":
         labels = parts[0].labels
@@ -118,6 +133,9 @@ class Gaussian(Prediction, Independent):
     def __init__(self, mean: Tensor, scale: Tensor):
         super().__init__(Normal(mean, scale.expand_as(mean), validate_args=False), 1, validate_args=False)
 
+    def tensors(self) -> Tuple[Tensor, ...]:
+        return self.mean, self.stddev
+
     @classmethod
     def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
         means, scales = (torch.stack([getattr(p, which) for p in parts], -2) for which in ("mean", "stddev"))
@@ -141,10 +159,14 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         parts = Independent(Normal(means, scales, validate_args=False), 1, validate_args=False)
         super().__init__(equal, parts, validate_args=False)
 
+    def tensors(self) -> Tuple[Tensor, ...]:
+        normals = self.component_distribution.base_dist
+        return normals.loc, normals.scale
+
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
-        normals = [part.component_distribution.base_dist for part in parts]
-        return cls(torch.cat([p.loc for p in normals], -2), torch.cat([p.scale for p in normals], -2))
+        means, scales = zip(*(part.tensors() for part in parts))
+        return cls(torch.cat(means, -2), torch.cat(scales, -2))
 
 
 class Evidence(Prediction):

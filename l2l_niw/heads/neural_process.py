@@ -84,7 +84,7 @@ class NeuralProcess(Head):
 
     def decode_latent(self, told: List[Tensor], law: Independent) -> Gaussian:
         """One draw of z, which all queries share."""
-        z = law.rsample().unsqueeze(-2)
+        z = (law.mean + law.stddev * torch.randn_like(law.mean)).unsqueeze(-2)  # rsample writes in place
         return self.decode([*told, z.expand(*told[0].shape[:-1], -1)])
 
     def decode(self, told: List[Tensor]) -> Gaussian:
