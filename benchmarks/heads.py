@@ -111,9 +111,9 @@ def measure(name, shots, queries, steps, episodes):
     head = HEADS[name]()
     sides = {"with": Episodes(head, shots, queries, steps), "bare": Episodes(Bare(head.task), shots, queries, steps)}
     seconds = {side: [] for side in sides}
-    for _ in range(episodes + 1):
-        for side, run in sides.items():
-            seconds[side].append(run.seconds())
+    for turn in range(episodes + 1):
+        for side in sorted(sides, reverse=turn % 2):  # neither always has the machine as the other left it
+            seconds[side].append(sides[side].seconds())
     seconds["head"] = [sides["with"].head_seconds() for _ in range(4 * episodes + 1)]
     medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}
     return {**medians, "parameters": sum(p.numel() for p in head.parameters())}

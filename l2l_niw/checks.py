@@ -5,7 +5,7 @@ import operator
 from typing import List, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.weights import Layout
@@ -23,13 +23,12 @@ def check_number(name: str, value: object, low: float, strict: bool = False, who
         raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
 
 
-def check_frozen(module: nn.Module, allow_nograd: bool) -> None:
-    for name, p in module.named_parameters():
-        if not p.requires_grad and not allow_nograd:
-            raise ArgumentError(
-                f"adapt: parameter '{name}' has requires_grad=False. Pass allow_nograd=True to NIW or to adapt to keep "
-                "frozen parameters as they are."
-            )
+def check_frozen(layout: Layout, allow_nograd: bool) -> None:
+    if layout.frozen and not allow_nograd:
+        raise ArgumentError(
+            f"adapt: parameter '{layout.frozen[0]}' has requires_grad=False. Pass allow_nograd=True to NIW or to adapt "
+            "to keep frozen parameters as they are."
+        )
 
 
 def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
@@ -44,14 +43,14 @@ def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
 
 def check_finite(losses: Tensor, what: str) -> None:
     """Raises if a loss, or one of several episodes', is not a finite number."""
-    if torch.isfinite(losses).all():
+    if math.isfinite(losses.sum().item()):
         return
-    bad = (~torch.isfinite(losses.reshape(-1))).nonzero()[0].item()
-    where = f" of episode {bad}" if losses.dim() else ""
-    raise LossError(
-        f"{what}{where} is {losses.reshape(-1)[bad].item()}. An empty support set gives nan; else lower lr or the "
-        "temperature."
-    )
+    for i, value in enumerate(losses.reshape(-1).tolist()):
+        if not math.isfinite(value):
+            where = f" of episode {i}" if losses.dim() else ""
+            raise LossError(
+                f"{what}{where} is {value}. An empty support set gives nan; else lower lr or the temperature."
+            )
 
 
 def check_used(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:
@@ -70,7 +69,7 @@ def check_used(names: List[str], gradients: List[Optional[Tensor]], allow_unused
 
 def check_step(layout: Layout, gradient: Tensor, theta: Tensor) -> None:
     """One look at the whole step; only one that failed is searched for what to blame."""
-    if torch.isfinite(theta.sum()):
+    if math.isfinite(theta.sum().item()):
         return
     blame = "the step's result"
     for name, part in layout.named(gradient, cast=False).items():

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
-from learn2learn.utils import clone_module
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
@@ -15,7 +14,7 @@ from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data
 from l2l_niw.posterior import Posterior
-from l2l_niw.weights import find_slots, put
+from l2l_niw.weights import Slots, replica
 
 if TYPE_CHECKING:
     from l2l_niw.niw import NIW
@@ -34,12 +33,12 @@ class NIWLearner(BaseLearner):
     """
 
     def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool):
-        super().__init__(clone_module(niw.module))
+        super().__init__(replica(niw.module))
         self.__dict__["niw"] = niw  # not a submodule: parameters() are this learner's own
         self.allow_unused, self.allow_nograd = allow_unused, allow_nograd
         self._prior = niw._prior()
         self._scale = self._prior.growth() if niw.options.precondition else None
-        self._slots = find_slots(self.module, self._prior.layout)
+        self._slots = Slots(self.module, self._prior.layout.names)
         count = len(self._prior.layout.names)
         self._at_chain: List[Tensor] = list(ModelWeights.apply(count, *self._prior.leaves))
         self._drawn: Optional[List[Tensor]] = None  # made when a query comes
@@ -49,7 +48,7 @@ class NIWLearner(BaseLearner):
         self._used = [False] * count
         self._support: List[Inputs] = []  # what the last step was taken on
         self._recent: List[Forward] = []  # forwards since the last step
-        put(self._slots, self._at_chain)
+        self._slots.put(self._at_chain)
 
     def forward(self, *args, **kwargs):
         inputs = Inputs(args, kwargs)
@@ -57,11 +56,11 @@ class NIWLearner(BaseLearner):
         weights = self._draw() if query else self._at_chain
         if torch.is_grad_enabled():
             weights = [w.view_as(w) for w in weights]
-        put(self._slots, weights)
+        self._slots.put(weights)
         try:
             outputs = self.module(*args, **kwargs)
         finally:
-            put(self._slots, self._at_chain)
+            self._slots.put(self._at_chain)
         if torch.is_grad_enabled():
             n = batch_size(outputs, (args, kwargs))
             kept = outputs if self.niw.options.curvature.needs_outputs else None
@@ -105,7 +104,7 @@ class NIWLearner(BaseLearner):
         options = self.niw.options
         if n is not None:
             check_number("n, the number of data behind the loss,", n, 1, whole=True)
-        check_frozen(self.niw.module, self.allow_nograd if allow_nograd is None else allow_nograd)
+        check_frozen(self._prior.layout, self.allow_nograd if allow_nograd is None else allow_nograd)
         check_loss(loss)
         recent, self._recent = self._recent, []  # whatever becomes of this loss, its forwards are done with
         gradients, forwards = self._gradients(loss, recent)
@@ -122,7 +121,7 @@ class NIWLearner(BaseLearner):
         self._chain, self._observed, self._used, self._episode = chain, observed, used, episode
         self._at_chain, self._drawn = weights, None
         self._support = [forward.inputs for forward in forwards]
-        put(self._slots, weights)
+        self._slots.put(weights)
         self.niw._remember(episode)
 
     def _gradients(self, loss: Tensor, recent: List[Forward]) -> Tuple[List[Optional[Tensor]], List[Forward]]:
@@ -287,7 +286,7 @@ class NIWLearner(BaseLearner):
             twin._support = self._support
             twin._episode = copy.copy(self._episode)
             twin._at_chain = self._prior.layout.split(twin._episode.weights(at_chain=True))
-            put(twin._slots, twin._at_chain)
+            twin._slots.put(twin._at_chain)
         return twin
 
 

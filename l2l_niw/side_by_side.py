@@ -93,7 +93,7 @@ def losses_and_gradients(
 def run_chains(niw: NIW, prior: Prior, loss: Loss, support: Data, steps: int) -> Episode:
     """The chains of C episodes and what follows from them, as `NIWLearner.adapt` has it for one."""
     options, layout = niw.options, prior.layout
-    check_frozen(niw.module, niw.allow_nograd)
+    check_frozen(layout, niw.allow_nograd)
     scale = prior.growth() if options.precondition else None
     temperature = options.temperature if options.curvature.noisy else 0.0
     observed, used = None, [False] * len(layout.names)

@@ -1,7 +1,7 @@
 """A model's random weights as one flat vector, and back."""
 
 from functools import reduce
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class Layout:
         self.shapes: List[torch.Size] = [p.shape for _, p in random]
         self.dtypes: List[torch.dtype] = [p.dtype for _, p in random]
         self.sizes: List[int] = [p.numel() for _, p in random]
+        self.frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         self.d = sum(self.sizes)
         self.dtype = reduce(torch.promote_types, self.dtypes, torch.float32)
 
@@ -87,25 +88,31 @@ class Layout:
         return dict(zip(self.names, self.split(flat, cast)))
 
 
-Slot = Tuple[nn.Module, str, int]
+def replica(module: nn.Module, memo: Optional[Dict[int, nn.Module]] = None) -> nn.Module:
+    """A copy of the modules and of nothing that they hold; other weights can be put into it."""
+    memo = {} if memo is None else memo
+    if id(module) not in memo:
+        memo[id(module)] = twin = module.__new__(type(module))
+        twin.__dict__ = module.__dict__.copy()
+        twin._parameters, twin._buffers = module._parameters.copy(), module._buffers.copy()
+        twin._modules = {k: m if m is None else replica(m, memo) for k, m in module._modules.items()}
+    return memo[id(module)]
 
 
-def find_slots(module: nn.Module, layout: Layout) -> List[Slot]:
+class Slots:
     """Every place in a module that holds a random weight; a shared weight has several."""
-    order = {name: i for i, name in enumerate(layout.names)}
-    index = {id(p): order[name] for name, p in module.named_parameters() if name in order}
-    return [
-        (owner, key, index[id(p)])
-        for owner in module.modules()
-        for key, p in owner._parameters.items()
-        if p is not None and id(p) in index
-    ]
 
+    def __init__(self, module: nn.Module, names: Sequence[str]):
+        order = {name: i for i, name in enumerate(names)}
+        index = {id(p): order[name] for name, p in module.named_parameters() if name in order}
+        held = [(m._parameters, k, p) for m in module.modules() for k, p in m._parameters.items()]
+        self.places = [(parameters, k, index[id(p)]) for parameters, k, p in held if id(p) in index]
+        # RNNs read their weights from a list of their own
+        self.recurrent = [m for m in module.modules() if hasattr(m, "_flat_weights_names")]
 
-def put(slots: Sequence[Slot], tensors: Sequence[Tensor]) -> None:
-    """Writes weights into a cloned module, keeping their graph."""
-    for owner, key, i in slots:
-        owner._parameters[key] = tensors[i]
-    for owner in {id(owner): owner for owner, _, _ in slots}.values():
-        if hasattr(owner, "_flat_weights_names"):  # RNNs read their weights from a list of their own
+    def put(self, tensors: Sequence[Tensor]) -> None:
+        """Writes weights into the module, keeping their graph."""
+        for parameters, key, i in self.places:
+            parameters[key] = tensors[i]
+        for owner in self.recurrent:
             owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
