@@ -13,7 +13,13 @@ def noise_variance(lr: float, temperature: float, n: int) -> float:
 
 
 def langevin_step(
-    theta: Tensor, gradient: Tensor, lr: float, temperature: float, n: int, scale: Optional[Tensor] = None
+    theta: Tensor,
+    gradient: Tensor,
+    lr: float,
+    temperature: float,
+    n: int,
+    scale: Optional[Tensor] = None,
+    noise: Optional[Tensor] = None,
 ) -> Tensor:
     """
     **Description**
@@ -23,7 +29,8 @@ def langevin_step(
 
     $$\\theta \\gets \\theta - lr\\,D\\,\\nabla loss + \\sqrt{2\\,lr\\,D\\,T / n}\\;\\xi, \\qquad \\xi \\sim N(0, I).$$
 
-    Its drift is MAML's step. For small lr the stationary law is exp(-l_i / T), whatever D.
+    Its drift is MAML's step. For small lr the stationary law is exp(-l_i / T), whatever D. xi is drawn here
+    if it is not given as `noise`.
 
     **References**
 
@@ -32,8 +39,8 @@ def langevin_step(
     moved = torch.sub(theta, gradient if scale is None else scale * gradient, alpha=lr)
     if not temperature:
         return moved
-    noise = torch.randn_like(theta) if scale is None else torch.randn_like(theta) * scale.sqrt()
-    return moved.add_(noise, alpha=noise_variance(lr, temperature, n) ** 0.5)
+    noise = torch.randn_like(theta) if noise is None else noise
+    return moved.add_(noise if scale is None else noise * scale.sqrt(), alpha=noise_variance(lr, temperature, n) ** 0.5)
 
 
 @dataclass(frozen=True)

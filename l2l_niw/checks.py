@@ -2,7 +2,7 @@
 
 import math
 import operator
-from typing import List, Optional
+from typing import List, Sequence
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ def check_finite(losses: Tensor, what: str) -> None:
             )
 
 
-def check_used(names: List[str], gradients: List[Optional[Tensor]], allow_unused: bool) -> None:
-    unused = [name for name, g in zip(names, gradients) if g is None]
+def check_used(names: List[str], used: Sequence[bool], allow_unused: bool) -> None:
+    unused = [name for name, is_used in zip(names, used) if not is_used]
     if len(unused) == len(names):
         raise LossError(
             "adapt: the loss does not depend on this learner's weights. Compute it from this learner's "

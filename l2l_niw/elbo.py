@@ -39,7 +39,7 @@ def proximal_step(
 
 
 def minimise_elbo(
-    loss: Callable[[Tensor], Tuple[Tensor, int]],
+    gradient_at: Callable[[Tensor], Tuple[Tensor, int]],
     prior_mean: Tensor,
     prior_variance: Tensor,
     lr: float,
@@ -55,17 +55,14 @@ def minimise_elbo(
 
     **Arguments**
 
-    * **loss** (callable) - Flat weights to the support's mean loss and its number n of data.
+    * **gradient_at** (callable) - Flat weights to the gradient of the support's mean loss and its number n of data.
     """
     mean, std = prior_mean.clone(), prior_variance.sqrt()
     for _ in range(steps):
         mean_gradient, std_gradient = torch.zeros_like(mean), torch.zeros_like(std)
         for _ in range(samples):
             noise = torch.randn_like(mean)
-            weights = torch.addcmul(mean, std, noise).requires_grad_()
-            with torch.enable_grad():
-                value, n = loss(weights)
-                (gradient,) = torch.autograd.grad(value, weights)
+            gradient, n = gradient_at(torch.addcmul(mean, std, noise))
             mean_gradient.add_(gradient, alpha=1.0 / samples)
             std_gradient.addcmul_(gradient, noise, value=1.0 / samples)
         mean, std = proximal_step(

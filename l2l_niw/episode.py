@@ -12,6 +12,37 @@ from l2l_niw.closed_form import draw, episode_posterior, expected_kl
 from l2l_niw.errors import LossError
 from l2l_niw.options import Options
 from l2l_niw.prior import FlatPrior, Prior
+from l2l_niw.weights import Layout
+
+Spread = Union[float, Tensor]
+
+
+def chain_precision(
+    options: Options, layout: Layout, chain: Chain, observed: Optional[Tensor], used: Sequence[bool], pseudo: Spread
+) -> Tensor:
+    """A before it is clamped; 0 for parameters that the losses did not depend on."""
+    a = options.curvature.precision(chain, observed, pseudo, options.temperature)
+    return layout.keep(a, torch.zeros_like(a), used)
+
+
+def draw_network(options: Options, flat: FlatPrior, m_bar: Tensor, a: Tensor, offset: Tensor) -> Tensor:
+    """
+    A network from q_i. To first order the chain began at m_0 and took steps proportional to V_0, if
+    preconditioned: the distance that it went keeps, or grows, as L_0 does.
+    """
+    if options.trace == "first":
+        distance = m_bar - flat.m0.detach()
+        if options.precondition:
+            growth = torch.exp(flat.log_variance - flat.log_variance.detach())
+            distance = distance * growth
+            offset = offset * growth if options.curvature.noisy else offset
+        m_bar = flat.m0 + distance
+    return draw(flat.m0, flat.p0, m_bar, a, offset)
+
+
+def kl_to_prior(prior: Prior, flat: FlatPrior, m_bar: Tensor, a: Tensor) -> Tensor:
+    posterior = episode_posterior(flat.m0, flat.p0, m_bar, a)
+    return expected_kl(*posterior, flat.m0, flat.p0, prior.degrees(flat.raw_n0), prior.wishart)
 
 
 class Episode:
@@ -39,7 +70,7 @@ class Episode:
         options: Options,
         observed: Optional[Tensor],
         used: Sequence[bool],
-        pseudo: Union[float, Tensor],
+        pseudo: Spread,
         n: int,
     ):
         self.prior, self.chain, self.options = prior, chain, options
@@ -50,13 +81,10 @@ class Episode:
     @cached_property
     def raw_a(self) -> Tensor:
         """A before it is clamped."""
-        options = self.options
         with torch.inference_mode(False), torch.no_grad():
-            a = options.curvature.precision(self.chain, self.observed, self.pseudo, options.temperature)
-            if all(self.used):
-                return a
-            parts = zip(a.split(self.prior.layout.sizes, -1), self.used)
-            return torch.cat([part if used else torch.zeros_like(part) for part, used in parts], -1)
+            return chain_precision(
+                self.options, self.prior.layout, self.chain, self.observed, self.used, self.pseudo
+            )
 
     @cached_property
     def a(self) -> Tensor:
@@ -72,23 +100,10 @@ class Episode:
         return episode_posterior(flat.m0, flat.p0, self.chain.mean, self.a)
 
     def kl(self, flat: FlatPrior) -> Tensor:
-        n0 = self.prior.degrees(flat.raw_n0)
-        return expected_kl(*self.posterior(flat), flat.m0, flat.p0, n0, self.prior.wishart)
+        return kl_to_prior(self.prior, flat, self.chain.mean, self.a)
 
     def draw(self, flat: FlatPrior) -> Tensor:
-        """
-        A network from q_i. To first order the chain began at m_0 and took steps proportional to V_0, if
-        preconditioned: the distance that it went keeps, or grows, as L_0 does.
-        """
-        options, m_bar, offset = self.options, self.chain.mean, self.offset
-        if options.trace == "first":
-            distance = m_bar - flat.m0.detach()
-            if options.precondition:
-                growth = torch.exp(flat.log_variance - flat.log_variance.detach())
-                distance = distance * growth
-                offset = offset * growth if options.curvature.noisy else offset
-            m_bar = flat.m0 + distance
-        return draw(flat.m0, flat.p0, m_bar, self.a, offset)
+        return draw_network(self.options, flat, self.chain.mean, self.a, self.offset)
 
     def pull_back(self, gradient: Tensor, kl_weight: float) -> List[Tensor]:
         """What L_0's leaves get for a gradient in the draw, and for kl_weight times the KL, in one pass."""

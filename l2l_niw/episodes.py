@@ -1,19 +1,26 @@
 """A batch of episodes in one call: B chains, B posteriors and one meta-gradient."""
 
+import math
 import warnings
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_niw import side_by_side
-from l2l_niw.checks import check_finite, check_number
-from l2l_niw.errors import ArgumentError, NIWError
+from l2l_niw.checks import check_finite, check_frozen, check_number, check_used
+from l2l_niw.elbo import minimise_elbo
+from l2l_niw.episode import Episode
+from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.niw import NIW
 from l2l_niw.posterior import Posterior
-from l2l_niw.prior import Prior
-from l2l_niw.side_by_side import Data, Loss
+from l2l_niw.prior import FlatPrior, Prior
+from l2l_niw.side_by_side import Data, Facts, Loss, Problem, Result
+from l2l_niw.weights import Layout
+
+BATCH_NORM = "its BatchNorm writes running statistics; l2l_niw.models.batch_statistics(model) removes them."
 
 
 class Episodes:
@@ -40,6 +47,8 @@ class Episodes:
     * **steps** (int, *optional*, default=5) - Inner steps.
     * **memory** (int, *optional*, default=2**30) - Bytes that episodes in flight may take. As many run side by side as
         are estimated to fit, and one at least.
+    * **compile** (bool, *optional*, default=False) - Whether `torch.compile` makes one program of all steps: half a
+        minute once for each shape of the data, and then several times faster on small networks.
 
     **Example**
 
@@ -53,30 +62,51 @@ class Episodes:
     """
 
     def __init__(
-        self, niw: NIW, loss: Loss, query_loss: Optional[Loss] = None, steps: int = 5, memory: int = 2**30
+        self,
+        niw: NIW,
+        loss: Loss,
+        query_loss: Optional[Loss] = None,
+        steps: int = 5,
+        memory: int = 2**30,
+        compile: bool = False,
     ):
         check_number("steps", steps, 1, whole=True)
         check_number("memory", memory, 1)
         self.niw, self.loss, self.query_loss = niw, loss, query_loss or loss
         self.steps, self.memory = steps, memory
+        self._objective = torch.compile(side_by_side.objective, dynamic=False) if compile else side_by_side.objective
         self._one_by_one = False
-        self._bytes: Dict[tuple, int] = {}
+        self._facts: Dict[tuple, Facts] = {}
 
     def __call__(self, support: Data, query: Data) -> Tensor:
         """The mean query loss of the episodes; every tensor has a leading dimension of B episodes."""
         size = count_episodes(support=support, query=query)
         prior = self.niw._prior()
-
-        def run() -> Tuple[Tensor, List[Tensor]]:
-            parts = [
-                side_by_side.objective(self.niw, prior, self.loss, self.query_loss, *part, self.steps)
-                for part in self._parts(prior, support, query)
-            ]
-            values, gradients = zip(*parts)
-            return sum(values), [sum(found) for found in zip(*gradients)]
-
-        value, gradients = self._try(run) or self._loop(prior, support, query)
+        value, gradients = self._try(lambda: self._side_by_side(prior, support, query)) or self._loop(
+            prior, support, query
+        )
         return Ready.apply(value / size, [g / size for g in gradients], *prior.leaves)
+
+    def _side_by_side(self, prior: Prior, support: Data, query: Data) -> Tuple[Tensor, List[Tensor]]:
+        """The sums over episodes of the query loss and of the gradients."""
+        options, layout = self.niw.options, prior.layout
+        problems = self._problems(layout)
+        with torch.no_grad():
+            flat = FlatPrior(*(t.detach() for t in prior.flat()))
+            facts = tuple(self._look(p, flat.m0, data) for p, data in zip(problems, (support, query)))
+            value, totals = 0.0, None
+            for part in chunks(self._chunk(facts, layout), support, query):
+                noise = side_by_side.draw_noise(self.niw, self.steps, len(part[0][0]), flat.m0)
+                found = self._objective(*problems, facts, self.steps, prior, flat, noise, *part)
+                check_chains(found.result)
+                check_finite(found.query, "the query loss")
+                value = value + found.query.sum()
+                if options.kl_weight and not options.auto_kl:
+                    value = value + options.kl_weight / facts[1].n * found.kl.sum()
+                totals = found.gradients if totals is None else [a + b for a, b in zip(totals, found.gradients)]
+            self._episode(problems[0], facts[0], prior, flat, found.result)
+        m0, log_variance, raw_n0 = totals
+        return value, [*layout.split(m0), *layout.split(log_variance, cast=False), raw_n0]
 
     def posterior(
         self, support: Data, elbo_steps: Optional[int] = None, lr: Optional[float] = None, samples: int = 1
@@ -101,18 +131,72 @@ class Episodes:
         check_number("lr", lr, 0, strict=True)
         check_number("samples", samples, 1, whole=True)
         prior = self.niw._prior()
-
-        def part(data: Data) -> Tuple[Tensor, Tensor]:
-            if elbo_steps is not None:
-                return side_by_side.elbo_moments(self.niw, prior, self.loss, data, elbo_steps, lr, samples)
-            episode = side_by_side.run_chains(self.niw, prior, self.loss, data, self.steps)
-            return episode.posterior(prior.flat())
-
-        moments = self._try(lambda: [torch.cat(t) for t in zip(*(part(p[0]) for p in self._parts(prior, support)))])
+        moments = self._try(lambda: self._moments(prior, support, elbo_steps, lr, samples))
         if moments is None:
             found = [self._loop_posterior([t[i] for t in support], elbo_steps, lr, samples) for i in range(size)]
             moments = [torch.stack(t) for t in zip(*((p._mean, p._variance) for p in found))]
         return Posterior(self.niw.module, prior.layout, *moments)
+
+    def _moments(
+        self, prior: Prior, support: Data, elbo_steps: Optional[int], lr: float, samples: int
+    ) -> List[Tensor]:
+        """Means and variances, (B, d)."""
+        layout, problem = prior.layout, self._problems(prior.layout)[0]
+        flat = prior.flat()
+        facts = self._look(problem, flat.m0, support)
+        moments = []
+        for (data,) in chunks(self._chunk((facts,), layout), support):
+            if elbo_steps is None:
+                with torch.no_grad():
+                    noise = side_by_side.draw_noise(self.niw, self.steps, len(data[0]), flat.m0)
+                    scale = side_by_side.growth(self.niw, prior, flat)
+                    result = side_by_side.run_chains(problem, facts, self.steps, flat.m0, scale, noise, data)
+                check_chains(result)
+                moments.append(self._episode(problem, facts, prior, flat, result).posterior(flat))
+            else:
+                moments.append(self._elbo(prior, problem, facts, data, elbo_steps, lr, samples))
+        return [torch.cat(t) for t in zip(*moments)]
+
+    def _episode(self, problem: Problem, facts: Facts, prior: Prior, flat: FlatPrior, result: Result) -> Episode:
+        """C episodes as one, which the wrapper remembers for its diagnostics."""
+        with torch.no_grad():
+            pseudo = side_by_side.step_variance(problem, facts, side_by_side.growth(self.niw, prior, flat))
+        episode = Episode(prior, result.chain, self.niw.options, result.observed, facts.used, pseudo, facts.n)
+        self.niw._remember(episode)
+        return episode
+
+    @torch.no_grad()
+    def _elbo(
+        self, prior: Prior, problem: Problem, facts: Facts, data: Data, steps: int, lr: float, samples: int
+    ) -> Tuple[Tensor, Tensor]:
+        def gradients(theta: Tensor) -> Tuple[Tensor, int]:
+            found, losses = problem.gradients(theta, data)
+            check_finite(losses, "the support loss")
+            return found, facts.n
+
+        mean, variance = (t.expand(len(data[0]), -1) for t in prior.mode(prior.flat()))
+        return minimise_elbo(gradients, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
+
+    def _problems(self, layout: Layout) -> Tuple[Problem, Problem]:
+        return (
+            Problem(self.niw, layout, self.loss, "support"),
+            Problem(self.niw, layout, self.query_loss, "query"),
+        )
+
+    def _look(self, problem: Problem, m0: Tensor, data: Data) -> Facts:
+        """A problem's facts, once for data of the same shapes."""
+        check_frozen(problem.layout, self.niw.allow_nograd)
+        key = (problem.name, tuple(problem.layout.names), *(t.shape[1:] for t in data))
+        if key not in self._facts:
+            self._facts[key] = problem.look(m0, data)
+        facts = self._facts[key]
+        if problem.name == "support":
+            check_used(problem.layout.names, facts.used, self.niw.allow_unused)
+        return facts
+
+    def _chunk(self, facts: Sequence[Facts], layout: Layout) -> int:
+        """How many episodes fit into `memory`, at about ten vectors of weights each beside what a graph saves."""
+        return max(1, int(self.memory) // (max(f.bytes for f in facts) + 10 * layout.d * layout.dtype.itemsize))
 
     def _try(self, run: Callable):
         """What `run` returns, or None if this model's episodes cannot run side by side."""
@@ -125,7 +209,8 @@ class Episodes:
         except NIWError:
             raise
         except RuntimeError as error:  # if it is not vmap's doing, the loop will raise it again
-            self._warn(f"{str(error).splitlines()[0]} (For BatchNorm see l2l_niw.models.batch_statistics.)")
+            norms = any(isinstance(m, _BatchNorm) and m.training and m.track_running_stats for m in self.niw.modules())
+            self._warn(BATCH_NORM if norms else str(error).splitlines()[0])
             return None
 
     def _warn(self, reason: str) -> None:
@@ -161,15 +246,19 @@ class Episodes:
             return self._loop_chain(support).posterior()
         return self.niw.clone().posterior(lambda network: self.loss(network, *support), elbo_steps, lr, samples)
 
-    def _parts(self, prior: Prior, *data: Data) -> Iterator[Tuple[List[Tensor], ...]]:
-        """The data in chunks of as many episodes as fit into `memory`."""
-        shapes = tuple(t.shape[1:] for part in data for t in part)
-        if shapes not in self._bytes:
-            pairs = zip((self.loss, self.query_loss), data)
-            self._bytes[shapes] = max(side_by_side.saved_bytes(self.niw, prior, *pair) for pair in pairs)
-        chunk = max(1, int(self.memory) // self._bytes[shapes])
-        for start in range(0, len(data[0][0]), chunk):
-            yield tuple([t[start : start + chunk] for t in part] for part in data)
+
+def chunks(size: int, *data: Data) -> Iterator[Tuple[List[Tensor], ...]]:
+    for start in range(0, len(data[0][0]), size):
+        yield tuple([t[start : start + size] for t in part] for part in data)
+
+
+def check_chains(result: Result) -> None:
+    """Looks at chains once they have run: at the losses of every step, and where they came to."""
+    if not math.isfinite(result.losses.sum().item()):
+        for losses in result.losses:
+            check_finite(losses, "the support loss")
+    if not math.isfinite(result.chain.theta.sum().item()):
+        raise LossError("the last step's result is not finite. Lower lr or the temperature, or check the inputs.")
 
 
 class Ready(torch.autograd.Function):

@@ -108,12 +108,13 @@ class NIWLearner(BaseLearner):
         check_loss(loss)
         recent, self._recent = self._recent, []  # whatever becomes of this loss, its forwards are done with
         gradients, forwards = self._gradients(loss, recent)
-        check_used(self._prior.layout.names, gradients, self.allow_unused if allow_unused is None else allow_unused)
+        present = [g is not None for g in gradients]
+        check_used(self._prior.layout.names, present, self.allow_unused if allow_unused is None else allow_unused)
         n = count_data(forwards) if n is None else n
         observed = self._observed
         if options.curvature.needs_outputs:
             observed = options.curvature.observe(forwards) + (0.0 if observed is None else observed)
-        used = [before or g is not None for before, g in zip(self._used, gradients)]
+        used = [before or now for before, now in zip(self._used, present)]
         chain = self._step(gradients, n)
         pseudo = noise_variance(self.niw.lr, options.temperature, n) * (1.0 if self._scale is None else self._scale)
         episode = Episode(self._prior, chain, options, observed, used, pseudo, n)
@@ -158,7 +159,7 @@ class NIWLearner(BaseLearner):
             gradient = layout.flatten([torch.zeros_like(w) if g is None else g for w, g in pairs])
             temperature = options.temperature if options.curvature.noisy else 0.0
             theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n, self._scale)
-            theta = layout.keep(theta, chain.theta, gradients)
+            theta = layout.keep(theta, chain.theta, [g is not None for g in gradients])
             check_step(layout, gradient, theta)
             return chain.append(theta, options.burn_in)
 
@@ -209,22 +210,24 @@ class NIWLearner(BaseLearner):
             mean, variance = self._prior.mode(self._prior.flat())
         host = Posterior(self.module, layout, mean, variance)
 
-        def loss(weights: Tensor) -> Tuple[Tensor, int]:
-            network, seen = host.network(layout.named(weights)), []
+        def gradient_at(weights: Tensor) -> Tuple[Tensor, int]:
+            seen = []
 
             def counting(*args, **kwargs):
                 outputs = network(*args, **kwargs)
                 seen.append(batch_size(outputs, (args, kwargs)) or 1)
                 return outputs
 
-            value = nll(counting)
+            with torch.enable_grad():
+                network = host.network(layout.named(weights.requires_grad_()))
+                value = nll(counting)
             if not seen:
                 raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
             check_loss(value, "posterior: nll's loss")
-            return value, sum(seen) if n is None else n
+            return torch.autograd.grad(value, weights)[0], sum(seen) if n is None else n
 
         with torch.no_grad():
-            mean, variance = minimise_elbo(loss, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
+            mean, variance = minimise_elbo(gradient_at, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
         return Posterior(self.module, layout, mean, variance)
 
     def kl(self) -> Tensor:

@@ -1,35 +1,25 @@
 """Episodes side by side, on `torch.func`: what `NIWLearner` does for one, for C of them in one call of each operation.
 
-Weights are (C, d) where a learner has (d,); `vmap` gives each episode its own network, and since episodes do not touch
-each other, the gradient of the sum of their losses holds the gradient of each.
+Weights are (C, d) where a learner has (d,), and `vmap` gives each episode its own network. The functions here look at
+no value: they are pure, so that `torch.compile` can make one program of all steps, and the checks come afterwards.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad_and_value, vjp, vmap
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.checks import check_finite, check_frozen, check_step, check_used
-from l2l_niw.elbo import minimise_elbo
-from l2l_niw.episode import Episode
+from l2l_niw.episode import Spread, chain_precision, draw_network, kl_to_prior
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.niw import NIW
-from l2l_niw.prior import Prior
+from l2l_niw.prior import FlatPrior, Prior
+from l2l_niw.weights import Layout
 
 Data = Sequence[Tensor]
 Loss = Callable[..., Tensor]
-
-
-class Losses(NamedTuple):
-    """Of C episodes: losses, (C,), gradients by parameter, (C, ...), what the curvature saw, (C, d), and n."""
-
-    values: Tensor
-    gradients: List[Optional[Tensor]]
-    observed: Optional[Tensor]
-    n: int
 
 
 class Network:
@@ -45,124 +35,156 @@ class Network:
         return outputs
 
 
-def evaluate(
-    niw: NIW, names: Sequence[str], weights: Sequence[Tensor], loss: Loss, data: Data, observe: bool = False
-) -> Tuple[Tensor, Optional[Tensor], int]:
-    """Losses of C episodes, (C,), the curvature's scalars if observed, (C, repeats), and the number of data of each."""
-    seen: List[Optional[int]] = []
+class Facts(NamedTuple):
+    """What one look at a loss tells: the number of data, which parameters it uses, the bytes that its graph saves."""
 
-    def one(weights: Sequence[Tensor], data: Data):
-        network = Network(niw.module, dict(zip(names, weights)))
-        value = loss(network, *data)
+    n: int
+    used: Tuple[bool, ...]
+    bytes: int
+
+
+class Problem:
+    """
+    **Description**
+
+    The loss of one episode as a function of its flat weights: the support's or the query's.
+
+    **Arguments**
+
+    * **niw** (NIW) - The wrapper.
+    * **layout** (Layout) - Where its random weights stand in the flat vector.
+    * **loss** (callable) - `loss(network, *data)`.
+    * **name** (str) - 'support' or 'query', for errors.
+    """
+
+    def __init__(self, niw: NIW, layout: Layout, loss: Loss, name: str):
+        self.niw, self.layout, self.loss, self.name = niw, layout, loss, name
+
+    def value(self, theta: Tensor, data: Data) -> Tensor:
+        return self.loss(Network(self.niw.module, self.layout.named(theta)), *data)
+
+    def with_scalars(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
+        """The loss, and the curvature strategy's scalars of the outputs behind it."""
+        network = Network(self.niw.module, self.layout.named(theta))
+        value = self.loss(network, *data)
+        return value, sum(torch.stack(list(self.niw.options.curvature.scalars(out))) for _, out in network.calls)
+
+    def gradients(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
+        """Of C episodes: each one's gradient, (C, d), and loss, (C,)."""
+        return vmap(grad_and_value(self.value), randomness="different")(theta, tuple(data))
+
+    def gradients_and_curvature(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor, Tensor]:
+        """The same, and what the curvature strategy sees, (C, d)."""
+
+        def one(theta: Tensor, data: Data) -> Tuple[Tensor, Tensor, Tensor]:
+            (value, scalars), pull = vjp(lambda t: self.with_scalars(t, data), theta)
+            one, none = torch.ones_like(value), torch.zeros_like(value)
+            squares = [pull((none, unit))[0].square() for unit in torch.eye(len(scalars)).to(scalars)]
+            return pull((one, torch.zeros_like(scalars)))[0], value, sum(squares) / self.niw.options.curvature.repeats
+
+        return vmap(one, randomness="different")(theta, tuple(data))
+
+    def look(self, theta: Tensor, data: Data) -> Facts:
+        """Runs the first episode, to check its loss and to learn what does not depend on values."""
+        saved: Dict[int, int] = {}
+
+        def pack(t: Tensor) -> Tensor:
+            saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        weights = [w.detach().requires_grad_() for w in self.layout.split(theta)]
+        network = Network(self.niw.module, dict(zip(self.layout.names, weights)))
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            value = self.loss(network, *(t[0] for t in data))
+        counts = [n for n, _ in network.calls]
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise LossError("the loss of an episode must be a scalar tensor; average it over the data first.")
-        seen[:] = [n for n, _ in network.calls]
-        scalars = [torch.stack(list(niw.options.curvature.scalars(out))) for _, out in network.calls] if observe else []
-        return (value.reshape(()), *scalars)
-
-    values, *scalars = vmap(one, randomness="different")(list(weights), tuple(data))
-    if not seen:
-        raise LossError("the loss of an episode must call the network that it is given: loss(network, ...).")
-    if None in seen:
-        raise ArgumentError("no tensor of the network's outputs has a batch dimension, so data cannot be counted.")
-    return values, sum(scalars) if observe else None, sum(seen)
+            raise LossError(f"the {self.name} loss of an episode must be a scalar tensor; average it over the data.")
+        if not counts or not value.requires_grad:
+            raise LossError(f"the {self.name} loss does not depend on its network: compute it as loss(network, ...).")
+        if None in counts:
+            raise ArgumentError(f"the {self.name} loss: no output has a batch dimension, so data cannot be counted.")
+        found = torch.autograd.grad(value, weights, allow_unused=True)
+        return Facts(sum(counts), tuple(g is not None for g in found), sum(saved.values()))
 
 
-def losses_and_gradients(
-    niw: NIW, prior: Prior, loss: Loss, theta: Tensor, data: Data, what: str, observe: bool = False
-) -> Losses:
-    """The losses of C episodes at their weights, and each one's gradient."""
-    layout = prior.layout
-    leaves = [w.detach().requires_grad_() for w in layout.split(theta)]
-    with torch.enable_grad():
-        values, scalars, n = evaluate(niw, layout.names, leaves, loss, data, observe)
-    if not values.requires_grad:
-        raise LossError(f"the {what} loss does not depend on the network that it is given: loss(network, ...).")
-    check_finite(values, f"the {what} loss")
-    every = torch.ones_like(values)
-    gradients = list(torch.autograd.grad(values, leaves, every, allow_unused=True, retain_graph=observe))
-    if not observe:
-        return Losses(values.detach(), gradients, None, n)
-    with torch.enable_grad():
-        columns = scalars.unbind(1)
-    found = (torch.autograd.grad(s, leaves, every, allow_unused=True, retain_graph=True) for s in columns)
-    observed = sum(flat_gradient(prior, g, theta).square() for g in found) / niw.options.curvature.repeats
-    return Losses(values.detach(), gradients, observed, n)
+class Result(NamedTuple):
+    """Chains, and what they were made of: the losses, (steps, C), and the curvature's observations, (C, d)."""
+
+    chain: Chain
+    losses: Tensor
+    observed: Optional[Tensor]
 
 
-def run_chains(niw: NIW, prior: Prior, loss: Loss, support: Data, steps: int) -> Episode:
-    """The chains of C episodes and what follows from them, as `NIWLearner.adapt` has it for one."""
-    options, layout = niw.options, prior.layout
-    check_frozen(layout, niw.allow_nograd)
-    scale = prior.growth() if options.precondition else None
-    temperature = options.temperature if options.curvature.noisy else 0.0
-    observed, used = None, [False] * len(layout.names)
-    with torch.no_grad():
-        chain = Chain(prior.flat().m0.expand(len(support[0]), -1))
-        for _ in range(steps):
-            losses = losses_and_gradients(
-                niw, prior, loss, chain.theta, support, "support", options.curvature.needs_outputs
-            )
-            check_used(layout.names, losses.gradients, niw.allow_unused)
-            used = [before or g is not None for before, g in zip(used, losses.gradients)]
-            if losses.observed is not None:
-                observed = losses.observed if observed is None else observed + losses.observed
-            gradient = flat_gradient(prior, losses.gradients, chain.theta)
-            theta = langevin_step(chain.theta, gradient, niw.lr, temperature, losses.n, scale)
-            theta = layout.keep(theta, chain.theta, losses.gradients)
-            check_step(layout, gradient, theta)
-            chain = chain.append(theta, options.burn_in)
-    pseudo = noise_variance(niw.lr, options.temperature, losses.n) * (1.0 if scale is None else scale)
-    return Episode(prior, chain, options, observed, used, pseudo, losses.n)
+def run_chains(
+    problem: Problem, facts: Facts, steps: int, m0: Tensor, scale: Optional[Tensor], noise: Optional[Tensor], data: Data
+) -> Result:
+    """`steps` Langevin steps of C episodes from m_0, with noise (steps, C, d)."""
+    niw, options = problem.niw, problem.niw.options
+    chain, losses, observed = Chain(m0.expand(len(data[0]), -1)), [], None
+    for step in range(steps):
+        if options.curvature.needs_outputs:
+            gradient, loss, seen = problem.gradients_and_curvature(chain.theta, data)
+            observed = seen if observed is None else observed + seen
+        else:
+            gradient, loss = problem.gradients(chain.theta, data)
+        temperature, draws = (0.0, None) if noise is None else (options.temperature, noise[step])
+        theta = langevin_step(chain.theta, gradient, niw.lr, temperature, facts.n, scale, draws)
+        chain = chain.append(problem.layout.keep(theta, chain.theta, facts.used), options.burn_in)
+        losses.append(loss)
+    return Result(chain, torch.stack(losses), observed)
 
 
-def flat_gradient(prior: Prior, gradients: Sequence[Optional[Tensor]], theta: Tensor) -> Tensor:
-    shapes = prior.layout.split(theta, cast=False)
-    return prior.layout.flatten_batch([torch.zeros_like(w) if g is None else g for w, g in zip(shapes, gradients)])
+def draw_noise(niw: NIW, steps: int, size: int, m0: Tensor) -> Optional[Tensor]:
+    """The chains' random numbers, (steps, C, d), in one call."""
+    if not (niw.options.curvature.noisy and niw.options.temperature):
+        return None
+    return torch.randn_like(m0.expand(steps, size, -1))
+
+
+def step_variance(problem: Problem, facts: Facts, scale: Optional[Tensor]) -> Spread:
+    """The variance that one step's noise adds."""
+    return noise_variance(problem.niw.lr, problem.niw.options.temperature, facts.n) * (1.0 if scale is None else scale)
+
+
+def growth(niw: NIW, prior: Prior, flat: FlatPrior) -> Optional[Tensor]:
+    return torch.exp(flat.log_variance - prior.log_start) if niw.options.precondition else None
+
+
+class Objective(NamedTuple):
+    """The chains, the query's losses, (C,), the KL, (C,), and the gradients of flat L_0."""
+
+    result: Result
+    query: Tensor
+    kl: Optional[Tensor]
+    gradients: Tuple[Tensor, ...]
 
 
 def objective(
-    niw: NIW, prior: Prior, loss: Loss, query_loss: Loss, support: Data, query: Data, steps: int
-) -> Tuple[Tensor, List[Tensor]]:
-    """The sum over C episodes of the query loss, and the gradients of L_0's leaves for it and for the KL."""
-    options = niw.options
-    episode = run_chains(niw, prior, loss, support, steps)
-    with torch.no_grad():
-        flat = prior.flat()
-        theta = episode.draw(flat)
-        losses = losses_and_gradients(niw, prior, query_loss, theta, query, "query")
-        kl_weight, value = options.kl_weight / losses.n, losses.values.sum()
-        if kl_weight and not options.auto_kl:
-            value = value + kl_weight * episode.kl(flat).sum()
-    niw._remember(episode)
-    return value, episode.pull_back(flat_gradient(prior, losses.gradients, theta), kl_weight)
+    support: Problem,
+    query: Problem,
+    facts: Tuple[Facts, Facts],
+    steps: int,
+    prior: Prior,
+    flat: FlatPrior,
+    noise: Optional[Tensor],
+    support_data: Data,
+    query_data: Data,
+) -> Objective:
+    """The episodes' objective, and its gradient summed over them, from L_0 to the query and back."""
+    options = support.niw.options
+    scale = growth(support.niw, prior, flat)
+    result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data)
+    pseudo = step_variance(support, facts[0], scale)
+    a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, pseudo)
+    a = a.clamp(*options.precision_range)
+    m_bar, offset = result.chain.mean, options.curvature.offset(result.chain, a)
 
+    def of_prior(*flat: Tensor) -> Tuple[Tensor, ...]:
+        flat = FlatPrior(*flat)
+        theta = draw_network(options, flat, m_bar, a, offset)
+        return (theta, kl_to_prior(prior, flat, m_bar, a)) if options.kl_weight else (theta,)
 
-@torch.no_grad()
-def elbo_moments(
-    niw: NIW, prior: Prior, loss: Loss, support: Data, steps: int, lr: float, samples: int
-) -> Tuple[Tensor, Tensor]:
-    """Means and variances of C tasks' weights after `steps` steps on the support's ELBO from the mode."""
-    mean, variance = (t.expand(len(support[0]), -1) for t in prior.mode(prior.flat()))
-
-    def total(weights: Tensor) -> Tuple[Tensor, int]:
-        values, _, n = evaluate(niw, prior.layout.names, prior.layout.split(weights), loss, support)
-        check_finite(values, "the support loss")
-        return values.sum(), n
-
-    return minimise_elbo(total, mean, variance, lr, steps, samples, niw.options.kl_weight)
-
-
-def saved_bytes(niw: NIW, prior: Prior, loss: Loss, data: Data) -> int:
-    """What one episode takes while it runs: what its graph saves, and about ten vectors of its weights."""
-    saved: Dict[int, int] = {}
-
-    def pack(t: Tensor) -> Tensor:
-        saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    theta = prior.flat().m0.detach().unsqueeze(0)
-    leaves = [w.detach().requires_grad_() for w in prior.layout.split(theta)]
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        evaluate(niw, prior.layout.names, leaves, loss, [t[:1] for t in data])
-    return sum(saved.values()) + 10 * theta.numel() * theta.element_size()
+    (theta, *kl), pull = vjp(of_prior, *flat)
+    gradient, losses = query.gradients(theta, query_data)
+    weights = [torch.full_like(k, options.kl_weight / facts[1].n) for k in kl]
+    return Objective(result, losses, kl[0] if kl else None, pull((gradient, *weights)))

@@ -67,22 +67,18 @@ class Layout:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
         return torch.cat([t.reshape(-1) for t in tensors]).to(self.dtype)
 
-    def flatten_batch(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The same for several networks' weights, (B, ...) each."""
-        return torch.cat([t.flatten(1) if t.dim() > 1 else t.unsqueeze(1) for t in tensors], 1).to(self.dtype)
-
     def split(self, flat: Tensor, cast: bool = True) -> List[Tensor]:
         """Views of a flat vector, or of several, (..., d), in the parameters' shapes and, for weights, their dtypes."""
         lead = flat.shape[:-1]
         parts = [part.view(lead + shape) for part, shape in zip(flat.split(self.sizes, -1), self.shapes)]
         return [part.to(dtype) for part, dtype in zip(parts, self.dtypes)] if cast else parts
 
-    def keep(self, new: Tensor, old: Tensor, gradients: Sequence[Optional[Tensor]]) -> Tensor:
-        """The new weights, but the old ones of parameters without a gradient."""
-        if all(g is not None for g in gradients):
+    def keep(self, new: Tensor, old: Tensor, used: Sequence[bool]) -> Tensor:
+        """The new weights, but the old ones of parameters that are not used."""
+        if all(used):
             return new
-        parts = zip(new.split(self.sizes, -1), old.split(self.sizes, -1), gradients)
-        return torch.cat([before if g is None else after for after, before, g in parts], -1)
+        parts = zip(new.split(self.sizes, -1), old.split(self.sizes, -1), used)
+        return torch.cat([after if u else before for after, before, u in parts], -1)
 
     def named(self, flat: Tensor, cast: bool = True) -> Dict[str, Tensor]:
         return dict(zip(self.names, self.split(flat, cast)))
