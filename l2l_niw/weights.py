@@ -62,6 +62,7 @@ class Layout:
         self.frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         self.d = sum(self.sizes)
         self.dtype = reduce(torch.promote_types, self.dtypes, torch.float32)
+        self.uniform = all(dtype == self.dtype for dtype in self.dtypes)
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
@@ -71,7 +72,9 @@ class Layout:
         """Views of a flat vector, or of several, (..., d), in the parameters' shapes and, for weights, their dtypes."""
         lead = flat.shape[:-1]
         parts = [part.view(lead + shape) for part, shape in zip(flat.split(self.sizes, -1), self.shapes)]
-        return [part.to(dtype) for part, dtype in zip(parts, self.dtypes)] if cast else parts
+        if not cast or self.uniform and flat.dtype == self.dtype:
+            return parts
+        return [part.to(dtype) for part, dtype in zip(parts, self.dtypes)]
 
     def keep(self, new: Tensor, old: Tensor, used: Sequence[bool]) -> Tensor:
         """The new weights, but the old ones of parameters that are not used."""
