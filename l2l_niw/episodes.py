@@ -82,9 +82,8 @@ class Episodes:
         """The mean query loss of the episodes; every tensor has a leading dimension of B episodes."""
         size = count_episodes(support=support, query=query)
         prior = self.niw._prior()
-        value, gradients = self._try(lambda: self._side_by_side(prior, support, query)) or self._loop(
-            prior, support, query
-        )
+        found = self._try(lambda: self._side_by_side(prior, support, query))
+        value, gradients = found or self._loop(prior, support, query)
         return Ready.apply(value / size, [g / size for g in gradients], *prior.leaves)
 
     def _side_by_side(self, prior: Prior, support: Data, query: Data) -> Tuple[Tensor, List[Tensor]]:
@@ -96,7 +95,8 @@ class Episodes:
             facts = tuple(self._look(p, flat.m0, data) for p, data in zip(problems, (support, query)))
             value, totals = 0.0, None
             for part in chunks(self._chunk(facts, layout), support, query):
-                noise = side_by_side.draw_noise(self.niw, self.steps, len(part[0][0]), flat.m0)
+                # a compiled program has other random numbers than torch's own, which are drawn before it
+                noise = torch.randn_like(flat.m0.expand(self.steps, len(part[0][0]), -1)) if self._compiled else None
                 found = self._objective(*problems, facts, self.steps, prior, flat, noise, *part)
                 check_chains(found.result)
                 check_finite(found.query, "the query loss")
@@ -148,9 +148,8 @@ class Episodes:
         for (data,) in chunks(self._chunk((facts,), layout), support):
             if elbo_steps is None:
                 with torch.no_grad():
-                    noise = side_by_side.draw_noise(self.niw, self.steps, len(data[0]), flat.m0)
                     scale = side_by_side.growth(self.niw, prior, flat)
-                    result = side_by_side.run_chains(problem, facts, self.steps, flat.m0, scale, noise, data)
+                    result = side_by_side.run_chains(problem, facts, self.steps, flat.m0, scale, None, data)
                 check_chains(result)
                 moments.append(self._episode(problem, facts, prior, flat, result).posterior(flat))
             else:
@@ -194,9 +193,14 @@ class Episodes:
             check_used(problem.layout.names, facts.used, self.niw.allow_unused)
         return facts
 
+    @property
+    def _compiled(self) -> bool:
+        return self._objective is not side_by_side.objective
+
     def _chunk(self, facts: Sequence[Facts], layout: Layout) -> int:
-        """How many episodes fit into `memory`, at about ten vectors of weights each beside what a graph saves."""
-        return max(1, int(self.memory) // (max(f.bytes for f in facts) + 10 * layout.d * layout.dtype.itemsize))
+        """How many episodes fit into `memory`: what a graph saves, and about ten vectors of weights, take its bytes."""
+        vectors = 10 + (self.steps if self._compiled else 0)
+        return max(1, int(self.memory) // (max(f.bytes for f in facts) + vectors * layout.d * layout.dtype.itemsize))
 
     def _try(self, run: Callable):
         """What `run` returns, or None if this model's episodes cannot run side by side."""
@@ -208,10 +212,15 @@ class Episodes:
             return run()
         except NIWError:
             raise
-        except RuntimeError as error:  # if it is not vmap's doing, the loop will raise it again
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            if self._compiled:
+                self._objective = side_by_side.objective
+                warnings.warn(f"Episodes are not compiled: {reason}", stacklevel=3)
+                return self._try(run)
             norms = any(isinstance(m, _BatchNorm) and m.training and m.track_running_stats for m in self.niw.modules())
-            self._warn(BATCH_NORM if norms else str(error).splitlines()[0])
-            return None
+            self._warn(BATCH_NORM if norms else reason)
+            return None  # if it was not vmap's doing, the loop will raise it again
 
     def _warn(self, reason: str) -> None:
         if not self._one_by_one:

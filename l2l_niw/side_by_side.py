@@ -93,7 +93,8 @@ class Problem:
             return t
 
         weights = [w.detach().requires_grad_() for w in self.layout.split(theta)]
-        network = Network(self.niw.module, dict(zip(self.layout.names, weights)))
+        buffers = {name: b.clone() for name, b in self.niw.module.named_buffers()}  # a look writes to nothing
+        network = Network(self.niw.module, {**dict(zip(self.layout.names, weights)), **buffers})
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             value = self.loss(network, *(t[0] for t in data))
         counts = [n for n, _ in network.calls]
@@ -118,8 +119,9 @@ class Result(NamedTuple):
 def run_chains(
     problem: Problem, facts: Facts, steps: int, m0: Tensor, scale: Optional[Tensor], noise: Optional[Tensor], data: Data
 ) -> Result:
-    """`steps` Langevin steps of C episodes from m_0, with noise (steps, C, d)."""
+    """`steps` Langevin steps of C episodes from m_0, with noise (steps, C, d), or drawn here step by step."""
     niw, options = problem.niw, problem.niw.options
+    temperature = options.temperature if options.curvature.noisy else 0.0
     chain, losses, observed = Chain(m0.expand(len(data[0]), -1)), [], None
     for step in range(steps):
         if options.curvature.needs_outputs:
@@ -127,18 +129,11 @@ def run_chains(
             observed = seen if observed is None else observed + seen
         else:
             gradient, loss = problem.gradients(chain.theta, data)
-        temperature, draws = (0.0, None) if noise is None else (options.temperature, noise[step])
+        draws = None if noise is None else noise[step]
         theta = langevin_step(chain.theta, gradient, niw.lr, temperature, facts.n, scale, draws)
         chain = chain.append(problem.layout.keep(theta, chain.theta, facts.used), options.burn_in)
         losses.append(loss)
     return Result(chain, torch.stack(losses), observed)
-
-
-def draw_noise(niw: NIW, steps: int, size: int, m0: Tensor) -> Optional[Tensor]:
-    """The chains' random numbers, (steps, C, d), in one call."""
-    if not (niw.options.curvature.noisy and niw.options.temperature):
-        return None
-    return torch.randn_like(m0.expand(steps, size, -1))
 
 
 def step_variance(problem: Problem, facts: Facts, scale: Optional[Tensor]) -> Spread:

@@ -280,6 +280,29 @@ class TestFallback:
         gradients = [p.grad.clone() for p in niw.parameters()]
         assert_equal((value.item(), gradients), loop(niw, mse, support, query), 1e-12)
 
+    def test_what_cannot_be_compiled_runs_side_by_side(self, monkeypatch, same_draws, double):
+        def refuse(*_, **__):
+            raise RuntimeError("no compiler here")
+
+        niw, (support, query) = NIW(network(), lr=0.1), data()
+        monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+        episodes = Episodes(niw, mse, steps=STEPS, compile=True)
+        with pytest.warns(UserWarning, match="not compiled: no compiler here"):
+            value = episodes(support, query)
+        value.backward()
+        gradients = [p.grad.clone() for p in niw.parameters()]
+        assert_equal((value.item(), gradients), loop(niw, mse, support, query), 1e-12)
+        assert not episodes._one_by_one
+
+    def test_running_statistics_are_the_loops(self, same_draws, double):
+        model, (support, query) = self.models()["batch norm"], data()
+        niw, twin = NIW(model, lr=0.1), NIW(copy.deepcopy(model), lr=0.1)
+        with pytest.warns(UserWarning, match="BatchNorm"):
+            Episodes(niw, mse, steps=STEPS)(support, query)
+        loop(twin, mse, support, query)
+        assert torch.allclose(niw.module[1].running_mean, twin.module[1].running_mean)
+        assert niw.module[1].num_batches_tracked == twin.module[1].num_batches_tracked
+
     def test_an_error_of_the_users_is_raised(self):
         niw, (support, query) = NIW(network(), lr=0.1), data()
         episodes = Episodes(niw, lambda net, x, y: mse(net, x[..., :1], y))
