@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 import torch
-from processes import command, in_own_process, machine, peak_memory
+from processes import command, in_turns, machine, peak_memory, publish
 from torch import nn
-from tqdm import tqdm
 
 from l2l_niw import NIW
 
@@ -100,14 +99,7 @@ def main():
         print(json.dumps(measure(args.measure, args.steps, args.episodes, args.filters, args.queries)))
         return
     options = {name: getattr(args, name) for name in ("steps", "episodes", "filters", "queries")}
-    results = {method: [] for method in METHODS}
-    turns = [method for _ in range(args.rounds) for method in METHODS]
-    for method in tqdm(turns, desc="measurements"):
-        results[method].append(in_own_process(__file__, args.threads, measure=method, **options))
-    text = table(results, args)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text(text)
-    print(text)
+    publish(table(in_turns(__file__, METHODS, args.rounds, args.threads, **options), args), args.results)
 
 
 if __name__ == "__main__":

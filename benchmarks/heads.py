@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from processes import command, in_own_process, machine
-from tqdm import tqdm
+from processes import command, in_turns, machine, publish
 
 from l2l_niw import NIW, EpisodicModel
 from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Head, Linear, MetaQDA, NearestCentroid, Ridge
@@ -160,13 +159,7 @@ def main():
     if args.measure:
         print(json.dumps(measure(args.measure, **options)))
         return
-    results = {name: [] for name in HEADS}
-    for name in tqdm([name for _ in range(args.rounds) for name in HEADS], desc="measurements"):
-        results[name].append(in_own_process(__file__, args.threads, measure=name, **options))
-    text = table(results, args)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text(text)
-    print(text)
+    publish(table(in_turns(__file__, HEADS, args.rounds, args.threads, **options), args), args.results)
 
 
 if __name__ == "__main__":

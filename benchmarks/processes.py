@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 
 def peak_memory():
@@ -26,6 +27,20 @@ def in_own_process(script, threads, **options):
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_turns(script, names, rounds, threads, **options):
+    """{name: its measurements}. All take their turn, round by round, so that a busy moment falls on every one."""
+    results = {name: [] for name in names}
+    for name in tqdm([name for _ in range(rounds) for name in names], desc="measurements"):
+        results[name].append(in_own_process(script, threads, measure=name, **options))
+    return results
+
+
+def publish(text, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    print(text)
 
 
 def machine():

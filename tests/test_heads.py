@@ -2,98 +2,27 @@
 
 import copy
 
-import learn2learn as l2l
 import pytest
 import torch
-from torch import nn
+from head_cases import (
+    CLASSIFIERS,
+    FEATURES,
+    HEADS,
+    INPUTS,
+    build,
+    density,
+    episode,
+    every_classifier,
+    every_head,
+    every_method,
+    run_episode,
+    seeded_call,
+    targets,
+    wrap,
+)
 from torch.func import functional_call, vmap
 
-from l2l_niw import NIW, EpisodicModel
-from l2l_niw.errors import ArgumentError
-from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge
-from l2l_niw.models import MLP
-
-INPUTS, FEATURES = 5, 8
-HEADS = {
-    "linear": lambda: Linear(FEATURES, 3),
-    "ncc": lambda: NearestCentroid(),
-    "ncc-cosine": lambda: NearestCentroid("cosine", scale=10.0, learn_scale=True),
-    "ridge": lambda: Ridge(learn_lam=True),
-    "feat": lambda: FEAT(FEATURES),
-    "feat-two-heads": lambda: FEAT(FEATURES, heads=2, scale=0.5, contrast=1.0),
-    "metaqda-map": lambda: MetaQDA(FEATURES, "map"),
-    "metaqda-bayesian": lambda: MetaQDA(FEATURES, "bayesian"),
-    "linear-regression": lambda: Linear(FEATURES, 2, "regression", learn_noise=True),
-    "ridge-regression": lambda: Ridge("regression", learn_lam=True, learn_noise=True),
-    "bayesian-ridge": lambda: BayesianRidge(),
-    "cnp-mean": lambda: CNP(FEATURES, 2, width=8),
-    "cnp-max": lambda: CNP(FEATURES, 2, width=8, aggregate="max"),
-    "cnp-bayesian": lambda: CNP(FEATURES, 2, width=8, aggregate="bayesian"),
-    "cnp-latent": lambda: CNP(FEATURES, 2, width=8, latent=True),
-    "cnp-latent-max": lambda: CNP(FEATURES, 2, width=8, aggregate="max", latent=True, samples=2),
-    "cnp-latent-bayesian": lambda: CNP(FEATURES, 2, width=8, aggregate="bayesian", latent=True, deterministic=False),
-    "anp": lambda: ANP(FEATURES, 2, width=8, heads=2),
-    "anp-deep": lambda: ANP(FEATURES, 2, width=8, heads=4, self_layers=1, cross_layers=1, latent=False),
-}
-CLASSIFIERS = [name for name in HEADS if HEADS[name]().task == "classification"]
-METHODS = ["plain", "maml", "niw", "niw-ggn"]
-every_head = pytest.mark.parametrize("head", HEADS)
-every_classifier = pytest.mark.parametrize("head", CLASSIFIERS)
-every_method = pytest.mark.parametrize("method", METHODS)
-
-
-def build(head):
-    model = EpisodicModel(MLP(INPUTS, (12, FEATURES), nn.Tanh), HEADS[head]())
-    with torch.no_grad():
-        for p in model.head.parameters():  # away from zeros, where gradients might hide
-            p.add_(0.1 * torch.randn_like(p))
-    return model
-
-
-def targets(head, n, *lead, ways=3):
-    if head in CLASSIFIERS:
-        return (torch.arange(n) % ways).expand(*lead, n).contiguous()
-    return torch.randn(*lead, n, 2)
-
-
-def episode(head, *lead, n=7, m=6, ways=3):
-    x, x_query = torch.randn(*lead, n, INPUTS), torch.randn(*lead, m, INPUTS)
-    return x, targets(head, n, *lead, ways=ways), x_query, targets(head, m, *lead, ways=ways)
-
-
-def seeded_call(model, *args, **kwargs):
-    torch.manual_seed(1)  # latents
-    return model(*args, **kwargs)
-
-
-def density(prediction):
-    """What a prediction is, as one tensor, with a row a datum."""
-    if hasattr(prediction, "logits"):
-        return prediction.logits
-    return torch.cat([prediction.mean, prediction.variance], -1)
-
-
-def wrap(method, model):
-    if method == "maml":
-        return l2l.algorithms.MAML(model, lr=0.01)
-    options = {"curvature": "ggn"} if method == "niw-ggn" else {}
-    return NIW(model, lr=0.01, burn_in=1, **options)
-
-
-def run_episode(method, model, data, steps=3):
-    """The one loop of all heads; returns the query's prediction and what is trained."""
-    x, y, x_query, y_query = data
-    if method == "plain":
-        prediction = model(x, y, x_query, y_query)
-        prediction.loss(y_query).backward()
-        return prediction, model
-    wrapper = wrap(method, model)
-    learner = wrapper.clone()
-    for _ in range(steps):
-        learner.adapt(learner(x, y).nll(y))
-    prediction = learner(x, y, x_query, y_query)
-    prediction.loss(y_query).backward()
-    return prediction, wrapper
+from l2l_niw import NIW
 
 
 @every_head
@@ -265,71 +194,6 @@ def test_unequal_shots_and_ways(head, double):
     loss = model(x, y, x_query, y_query).loss(y_query)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-@every_classifier
-def test_an_unseen_label_in_the_query_is_an_error(head):
-    model, (x, y, x_query, _) = build(head), episode(head)
-    with pytest.raises(ArgumentError, match=r"query_y: label 8 is not among the support's classes \[0, 1, 2\]"):
-        model(x, y, x_query).nll(torch.tensor([0, 1, 2, 8, 0, 1]))
-    unchecked = model(x, y, x_query, ways=3).nll(torch.tensor([0, 1, 2, 8, 0, 1]))
-    assert unchecked == float("inf")
-
-
-@every_classifier
-def test_the_episode_of_an_unseen_label_is_named(head):
-    model, (x, y, x_query, y_query) = build(head), episode(head, 2)
-    y, y_query = torch.stack([y[0], y[1] + 5]), y_query.clone()
-    with pytest.raises(ArgumentError, match=r"label 0 is not among the support's classes \[5, 6, 7\] of episode 1"):
-        model(x, y, x_query).nll(y_query)
-
-
-@every_classifier
-def test_more_classes_than_ways_is_no_number(head):
-    model, (x, y, x_query, y_query) = build(head), episode(head)
-    assert model(x, y, x_query, ways=2).nll(y_query).isnan()
-
-
-@every_head
-def test_targets_of_another_kind_or_shape_are_an_error(head):
-    model, (x, y, x_query, y_query) = build(head), episode(head)
-    other = "bayesian-ridge" if head in CLASSIFIERS else "ncc"
-    with pytest.raises(ArgumentError, match=r"support_y is .* needs a tensor of"):
-        model(x, episode(other)[1], x_query)
-    with pytest.raises(ArgumentError, match="query_y has shape"):
-        model(x, y, x_query).nll(y_query[:3])
-    with pytest.raises(ArgumentError, match="query_y has shape"):
-        model(x, y, x_query, y_query[:3])
-    with pytest.raises(ArgumentError, match="support_x has shape"):
-        model(x[:3], y, x_query)
-    with pytest.raises(ArgumentError, match="query_x has shape"):
-        model(x, y, x_query[:, :2])
-    with pytest.raises(ArgumentError, match="support_y is empty"):
-        model(x[:0], y[:0], x_query)
-    with pytest.raises(ArgumentError, match="query_x is empty"):
-        model(x, y, x_query[:0])
-    with pytest.raises(ArgumentError, match="query_x must be a tensor"):
-        model(x, y, x_query.numpy())
-    with pytest.raises(ArgumentError, match="query_y must be a tensor"):
-        model(x, y, x_query).nll(y_query.tolist())
-    with pytest.raises(ArgumentError, match="query_y was given without a query"):
-        model(x, y, query_y=y_query)
-    with pytest.raises(ArgumentError, match="query_y has shape"):
-        model(x, y).nll(y.expand(5, *y.shape))
-    if model.head.features:
-        with pytest.raises(ArgumentError, match="width 3, but the head was built for 8"):
-            model.head(torch.randn(7, 3), y, torch.randn(6, 3))
-    if head not in CLASSIFIERS:
-        with pytest.raises(ArgumentError, match=r"support_y is torch.float64.*use .to\(torch.float32\)"):
-            model(x, y.double(), x_query)
-
-
-@every_classifier
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32])
-def test_labels_of_any_integer_type(head, dtype):
-    model, (x, y, x_query, y_query) = build(head), episode(head, ways=2)
-    expected = model(x, y, x_query).nll(y_query)
-    assert torch.equal(model(x, y.to(dtype), x_query).nll(y_query.to(dtype)), expected)
 
 
 @every_head
