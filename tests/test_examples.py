@@ -14,6 +14,7 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(ROOT / "benchmarks")]
 
+import complexity
 import cost
 import demo
 import heads
@@ -63,6 +64,29 @@ def test_the_heads_benchmark_measures_an_episode_with_the_head_and_without(name)
     measured = heads.measure(name, argparse.Namespace(shots=1, queries=1, steps=1, episodes=1))
     assert min(measured[side] for side in ("conv", "with", "without")) > 0
     assert measured["parameters"] == sum(p.numel() for p in heads.HEADS[name]().parameters())
+
+
+@pytest.mark.parametrize("method", [m for m in complexity.METHODS if m not in ("niw-compiled-5", "niw-50")])
+def test_the_complexity_benchmark_measures_every_method(method):
+    measured = complexity.measure("sine-line", method, seconds=0.0)
+    assert measured["seconds"] > 0
+    assert measured["runs"] == 3
+
+
+def test_the_complexity_benchmark_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fake(script, threads, measure, seconds):
+        asked.append(measure)
+        return {"seconds": 0.004 if "maml" in measure else 0.002, "peak": 300.0, "own": 20.0, "runs": 5}
+
+    monkeypatch.setattr(complexity, "in_own_process", fake)
+    options = {"networks": ["sine-line"], "methods": ["protonet", "maml-1"], "seconds": 1.0, "threads": 1}
+    for rounds in (1, 2):
+        complexity.run(argparse.Namespace(rounds=rounds, results=tmp_path, **options))
+    assert asked == ["sine-line/protonet", "sine-line/maml-1"] * 2
+    complexity.report(argparse.Namespace(results=tmp_path))
+    assert "| maml-1 | 4.00 (4.00 to 4.00) | 2.00 | 1.00 | 20 | 1.00 | 1.00 |" in capsys.readouterr().out
 
 
 @pytest.fixture
