@@ -36,11 +36,13 @@ def langevin_step(
 
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
-    moved = torch.sub(theta, gradient if scale is None else scale * gradient, alpha=lr)
-    if not temperature:
-        return moved
-    noise = torch.randn_like(theta) if noise is None else noise
-    return moved.add_(noise if scale is None else noise * scale.sqrt(), alpha=noise_variance(lr, temperature, n) ** 0.5)
+    noise = torch.randn_like(theta) if temperature and noise is None else noise
+    size = noise_variance(lr, temperature, n) ** 0.5
+    if scale is None:
+        moved = torch.sub(theta, gradient, alpha=lr)
+        return moved.add_(noise, alpha=size) if temperature else moved
+    moved = torch.addcmul(theta, gradient, scale, value=-lr)
+    return moved.addcmul_(noise, scale.sqrt(), value=size) if temperature else moved
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.weights import Layout
+from l2l_niw.wishart import lower_bound
 
 
 def check_number(name: str, value: object, low: float, strict: bool = False, whole: bool = False) -> None:
@@ -21,6 +22,31 @@ def check_number(name: str, value: object, low: float, strict: bool = False, who
         right = False
     if not right:
         raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
+
+
+def at_hand(tensor: Tensor) -> bool:
+    """Whether a look at the value waits for no device. Where it does, checks are put off until the chain is used."""
+    return tensor.device.type == "cpu"
+
+
+def check_degrees(raw_n0: Tensor, wishart: str, d: int) -> None:
+    raw = raw_n0.item()
+    bound = lower_bound(wishart, d)
+    n0 = bound + math.exp(raw) if raw < 700.0 else math.inf
+    if not bound < n0 < math.inf:
+        raise ArgumentError(
+            f"raw_n0 has come to {raw}, where n_0 = {n0} leaves its domain. Lower its learning rate, or load a sound "
+            "state dict."
+        )
+
+
+def check_sound(sound: Tensor) -> None:
+    """The check that was put off: whether the chain's losses and steps were all finite."""
+    if not sound.item():
+        raise LossError(
+            "adapt: a loss or the result of a step was not finite. An empty support set gives nan; else lower lr or "
+            "the temperature, or check the inputs."
+        )
 
 
 def check_frozen(layout: Layout, allow_nograd: bool) -> None:
@@ -38,12 +64,13 @@ def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
         raise LossError(
             f"{what} has no graph. Compute it from this learner's outputs, outside of no_grad and inference_mode."
         )
-    check_finite(loss, what)
+    if at_hand(loss):
+        check_finite(loss, what)
 
 
 def check_finite(losses: Tensor, what: str) -> None:
     """Raises if a loss, or one of several episodes', is not a finite number."""
-    if math.isfinite(losses.sum().item()):
+    if math.isfinite((losses.sum() if losses.dim() else losses).item()):
         return
     for i, value in enumerate(losses.reshape(-1).tolist()):
         if not math.isfinite(value):

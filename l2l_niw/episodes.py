@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_niw import side_by_side
+from l2l_niw.chain import noise_variance
 from l2l_niw.checks import check_finite, check_frozen, check_number, check_used
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode
@@ -91,7 +92,7 @@ class Episodes:
         options, layout = self.niw.options, prior.layout
         problems = self._problems(layout)
         with torch.no_grad():
-            flat = FlatPrior(*(t.detach() for t in prior.flat()))
+            flat = FlatPrior(*(t.detach() for t in prior.flat))
             facts = tuple(self._look(p, flat.m0, data) for p, data in zip(problems, (support, query)))
             value, totals = 0.0, None
             for part in chunks(self._chunk(facts, layout), support, query):
@@ -142,7 +143,7 @@ class Episodes:
     ) -> List[Tensor]:
         """Means and variances, (B, d)."""
         layout, problem = prior.layout, self._problems(prior.layout)[0]
-        flat = prior.flat()
+        flat = prior.flat
         facts = self._look(problem, flat.m0, support)
         moments = []
         for (data,) in chunks(self._chunk((facts,), layout), support):
@@ -151,16 +152,18 @@ class Episodes:
                     scale = side_by_side.growth(self.niw, prior, flat)
                     result = side_by_side.run_chains(problem, facts, self.steps, flat.m0, scale, None, data)
                 check_chains(result)
-                moments.append(self._episode(problem, facts, prior, flat, result).posterior(flat))
+                moments.append(self._episode(problem, facts, prior, flat, result).posterior())
             else:
                 moments.append(self._elbo(prior, problem, facts, data, elbo_steps, lr, samples))
         return [torch.cat(t) for t in zip(*moments)]
 
     def _episode(self, problem: Problem, facts: Facts, prior: Prior, flat: FlatPrior, result: Result) -> Episode:
         """C episodes as one, which the wrapper remembers for its diagnostics."""
+        options = self.niw.options
         with torch.no_grad():
-            pseudo = side_by_side.step_variance(problem, facts, side_by_side.growth(self.niw, prior, flat))
-        episode = Episode(prior, result.chain, self.niw.options, result.observed, facts.used, pseudo, facts.n)
+            scale = side_by_side.growth(self.niw, prior, flat)
+        variance = noise_variance(self.niw.lr, options.temperature, facts.n)
+        episode = Episode(prior, result.chain, options, result.observed, facts.used, facts.n, variance, scale)
         self.niw._remember(episode)
         return episode
 
@@ -173,7 +176,7 @@ class Episodes:
             check_finite(losses, "the support loss")
             return found, facts.n
 
-        mean, variance = (t.expand(len(data[0]), -1) for t in prior.mode(prior.flat()))
+        mean, variance = (t.expand(len(data[0]), -1) for t in prior.mode())
         return minimise_elbo(gradients, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
 
     def _problems(self, layout: Layout) -> Tuple[Problem, Problem]:

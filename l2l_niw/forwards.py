@@ -28,6 +28,8 @@ def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
     """The number of data in a forward: a prediction's own, or the first dimension of what came out, or went in."""
     if isinstance(outputs, Prediction):
         return outputs.n
+    if isinstance(outputs, Tensor) and outputs.dim():
+        return outputs.shape[0]
     for tensor in tensors_in((outputs, inputs)):
         if tensor.dim() > 0:
             return tensor.shape[0]
@@ -38,7 +40,8 @@ class Inputs:
     """The tensors that a forward was called with, and the versions they had then."""
 
     def __init__(self, args: tuple, kwargs: dict):
-        self.tensors = list(tensors_in((args, kwargs)))
+        simple = not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
+        self.tensors = list(args) if simple else list(tensors_in((args, kwargs)))
         self.versions = [0 if t.is_inference() else t._version for t in self.tensors]
 
     def same_as(self, other: "Inputs") -> bool:

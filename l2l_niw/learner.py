@@ -8,13 +8,13 @@ from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.checks import check_frozen, check_loss, check_number, check_step, check_used
+from l2l_niw.checks import at_hand, check_frozen, check_loss, check_number, check_step, check_used
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data
 from l2l_niw.posterior import Posterior
-from l2l_niw.weights import Slots, replica
+from l2l_niw.weights import Replica
 
 if TYPE_CHECKING:
     from l2l_niw.niw import NIW
@@ -33,38 +33,49 @@ class NIWLearner(BaseLearner):
     """
 
     def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool):
-        super().__init__(replica(niw.module))
-        self.__dict__["niw"] = niw  # not a submodule: parameters() are this learner's own
-        self.allow_unused, self.allow_nograd = allow_unused, allow_nograd
-        self._prior = niw._prior()
-        self._scale = self._prior.growth() if niw.options.precondition else None
-        self._slots = Slots(self.module, self._prior.layout.names)
-        count = len(self._prior.layout.names)
-        self._at_chain: List[Tensor] = list(ModelWeights.apply(count, *self._prior.leaves))
-        self._drawn: Optional[List[Tensor]] = None  # made when a query comes
-        self._chain: Optional[Chain] = None
-        self._episode: Optional[Episode] = None
-        self._observed: Optional[Tensor] = None
-        self._used = [False] * count
-        self._support: List[Inputs] = []  # what the last step was taken on
-        self._recent: List[Forward] = []  # forwards since the last step
-        self._slots.put(self._at_chain)
+        prior = niw._prior()
+        replica = Replica(niw.module, prior.layout)
+        super().__init__(replica.module)
+        with torch.inference_mode(False), torch.enable_grad():
+            weights = list(ModelWeights.apply(prior, *prior.flat))
+        replica.put(weights)
+        self._set(
+            niw=niw,  # not a submodule: parameters() are this learner's own
+            allow_unused=allow_unused,
+            allow_nograd=allow_nograd,
+            _prior=prior,
+            _scale=prior.growth() if niw.options.precondition else None,
+            _replica=replica,
+            _at_chain=weights,
+            _drawn=None,  # made when a query comes
+            _chain=Chain(prior.flat.m0 if niw.options.trace == "full" else prior.flat.m0.detach()),
+            _episode=None,
+            _observed=None,
+            _used=[False] * len(weights),
+            _support=[],  # what the last step was taken on
+            _recent=[],  # forwards since the last step
+        )
+
+    def _set(self, **attributes) -> None:
+        """Plain attributes. A module's own way of setting them, one by one, would be a good part of a small step."""
+        self.__dict__.update(attributes)
 
     def forward(self, *args, **kwargs):
         inputs = Inputs(args, kwargs)
         query = self._episode is not None and not any(inputs.same_as(support) for support in self._support)
         weights = self._draw() if query else self._at_chain
-        if torch.is_grad_enabled():
+        remember = torch.is_grad_enabled()
+        if remember:
             weights = [w.view_as(w) for w in weights]
-        self._slots.put(weights)
+        self._replica.put(weights)
         try:
             outputs = self.module(*args, **kwargs)
         finally:
-            self._slots.put(self._at_chain)
-        if torch.is_grad_enabled():
+            self._replica.put(self._at_chain)
+        if remember:
             n = batch_size(outputs, (args, kwargs))
             kept = outputs if self.niw.options.curvature.needs_outputs else None
-            self._recent = [*self._recent[1 - REMEMBERED :], Forward(inputs, weights, n, kept)]
+            self._set(_recent=[*self._recent[1 - REMEMBERED :], Forward(inputs, weights, n, kept)])
             if self._episode is not None and n:
                 self._episode.query_n = n
         return outputs
@@ -73,7 +84,7 @@ class NIWLearner(BaseLearner):
         """This step's network from q_i: one for all queries, with its graph even if the first runs without."""
         if self._drawn is None:
             with torch.inference_mode(False), torch.enable_grad():
-                self._drawn = self._prior.layout.split(self._episode.weights(at_chain=False))
+                self._set(_drawn=self._episode.weights(at_chain=False))
         return self._drawn
 
     def adapt(
@@ -106,7 +117,8 @@ class NIWLearner(BaseLearner):
             check_number("n, the number of data behind the loss,", n, 1, whole=True)
         check_frozen(self._prior.layout, self.allow_nograd if allow_nograd is None else allow_nograd)
         check_loss(loss)
-        recent, self._recent = self._recent, []  # whatever becomes of this loss, its forwards are done with
+        recent = self._recent
+        self._set(_recent=[])  # whatever becomes of this loss, its forwards are done with
         gradients, forwards = self._gradients(loss, recent)
         present = [g is not None for g in gradients]
         check_used(self._prior.layout.names, present, self.allow_unused if allow_unused is None else allow_unused)
@@ -115,14 +127,13 @@ class NIWLearner(BaseLearner):
         if options.curvature.needs_outputs:
             observed = options.curvature.observe(forwards) + (0.0 if observed is None else observed)
         used = [before or now for before, now in zip(self._used, present)]
-        chain = self._step(gradients, n)
-        pseudo = noise_variance(self.niw.lr, options.temperature, n) * (1.0 if self._scale is None else self._scale)
-        episode = Episode(self._prior, chain, options, observed, used, pseudo, n)
-        weights = self._prior.layout.split(episode.weights(at_chain=True))
-        self._chain, self._observed, self._used, self._episode = chain, observed, used, episode
-        self._at_chain, self._drawn = weights, None
-        self._support = [forward.inputs for forward in forwards]
-        self._slots.put(weights)
+        chain, sound = self._step(gradients, n, loss)
+        variance = noise_variance(self.niw.lr, options.temperature, n)
+        episode = Episode(self._prior, chain, options, observed, used, n, variance, self._scale, sound)
+        weights = episode.weights(at_chain=True)
+        self._replica.put(weights)
+        self._set(_at_chain=weights, _drawn=None, _chain=chain, _episode=episode, _observed=observed, _used=used)
+        self._set(_support=[forward.inputs for forward in forwards])
         self.niw._remember(episode)
 
     def _gradients(self, loss: Tensor, recent: List[Forward]) -> Tuple[List[Optional[Tensor]], List[Forward]]:
@@ -150,18 +161,25 @@ class NIWLearner(BaseLearner):
         behind = [f for f, i in zip(recent, starts) if any(g is not None for g in found[i : i + count])]
         return gradients, behind
 
-    def _step(self, gradients: List[Optional[Tensor]], n: int) -> Chain:
-        """The chain after a Langevin step. A parameter that the loss does not depend on stays where it is."""
-        options, layout = self.niw.options, self._prior.layout
+    def _step(self, gradients: List[Optional[Tensor]], n: int, loss: Tensor) -> Tuple[Chain, Optional[Tensor]]:
+        """
+        The chain after a Langevin step, and whether it is sound, if that is not looked at now. A parameter that the
+        loss does not depend on stays where it is.
+        """
+        options, layout, before = self.niw.options, self._prior.layout, self._chain.theta
         with torch.set_grad_enabled(options.trace == "full"):
-            chain = Chain(self._prior.flat().m0) if self._chain is None else self._chain
             pairs = zip(self._at_chain, gradients)
             gradient = layout.flatten([torch.zeros_like(w) if g is None else g for w, g in pairs])
             temperature = options.temperature if options.curvature.noisy else 0.0
-            theta = langevin_step(chain.theta, gradient, self.niw.lr, temperature, n, self._scale)
-            theta = layout.keep(theta, chain.theta, [g is not None for g in gradients])
+            theta = langevin_step(before, gradient, self.niw.lr, temperature, n, self._scale)
+            theta = layout.keep(theta, before, [g is not None for g in gradients])
+            chain = self._chain.append(theta, options.burn_in)
+        if at_hand(theta):
             check_step(layout, gradient, theta)
-            return chain.append(theta, options.burn_in)
+            return chain, None
+        sound = torch.isfinite(loss.detach() + theta.detach().sum())
+        earlier = None if self._episode is None else self._episode.sound
+        return chain, sound if earlier is None else sound & earlier
 
     def posterior(
         self,
@@ -196,8 +214,7 @@ class NIWLearner(BaseLearner):
         """
         if nll is not None:
             return self._test_posterior(nll, steps, self.niw.lr if lr is None else lr, samples, n)
-        mean, variance = self._require_episode("posterior").posterior(self._prior.flat())
-        return Posterior(self.module, self._prior.layout, mean, variance)
+        return Posterior(self.module, self._prior.layout, *self._require_episode("posterior").posterior())
 
     def _test_posterior(self, nll: Callable, steps: int, lr: float, samples: int, n: Optional[int]) -> Posterior:
         check_number("steps", steps, 0, whole=True)
@@ -206,25 +223,12 @@ class NIWLearner(BaseLearner):
         if n is not None:
             check_number("n, the number of data behind nll,", n, 1, whole=True)
         layout = self._prior.layout
-        with torch.no_grad():
-            mean, variance = self._prior.mode(self._prior.flat())
+        mean, variance = self._prior.mode()
         host = Posterior(self.module, layout, mean, variance)
 
         def gradient_at(weights: Tensor) -> Tuple[Tensor, int]:
-            seen = []
-
-            def counting(*args, **kwargs):
-                outputs = network(*args, **kwargs)
-                seen.append(batch_size(outputs, (args, kwargs)) or 1)
-                return outputs
-
-            with torch.enable_grad():
-                network = host.network(layout.named(weights.requires_grad_()))
-                value = nll(counting)
-            if not seen:
-                raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
-            check_loss(value, "posterior: nll's loss")
-            return torch.autograd.grad(value, weights)[0], sum(seen) if n is None else n
+            gradient, seen = host.gradient(nll, weights)
+            return gradient, seen if n is None else n
 
         with torch.no_grad():
             mean, variance = minimise_elbo(gradient_at, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
@@ -241,7 +245,7 @@ class NIWLearner(BaseLearner):
         episode = self._require_episode("kl")
         if self.niw.options.temperature == 0:
             raise ChainError("kl: at temperature=0 the posterior is a spike, and its KL is infinite.")
-        return episode.kl(self._prior.flat())
+        return episode.kl()
 
     def objective(self, loss: Tensor, n: Optional[int] = None) -> Tensor:
         """
@@ -285,11 +289,11 @@ class NIWLearner(BaseLearner):
         for own, others in zip(twin.modules(), self.modules()):
             own.training = others.training
         if self._episode is not None:
-            twin._chain, twin._observed, twin._used = self._chain, self._observed, self._used
-            twin._support = self._support
-            twin._episode = copy.copy(self._episode)
-            twin._at_chain = self._prior.layout.split(twin._episode.weights(at_chain=True))
-            twin._slots.put(twin._at_chain)
+            episode = copy.copy(self._episode)
+            weights = episode.weights(at_chain=True)
+            twin._replica.put(weights)
+            carried = ("_prior", "_scale", "_chain", "_observed", "_used", "_support")
+            twin._set(_episode=episode, _at_chain=weights, **{name: self.__dict__[name] for name in carried})
         return twin
 
 

@@ -8,17 +8,17 @@ from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
 from l2l_niw.chain import noise_variance
-from l2l_niw.checks import check_number
+from l2l_niw.checks import at_hand, check_degrees, check_number
 from l2l_niw.closed_form import adapted_share
 from l2l_niw.curvature import Curvature, make_curvature
 from l2l_niw.episode import Episode
-from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
+from l2l_niw.errors import ChainError, CheckpointError, ModelError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.options import Options
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
 from l2l_niw.weights import Layout, check_parameters, key_differences
-from l2l_niw.wishart import from_raw, initial_degrees, lower_bound, to_raw
+from l2l_niw.wishart import initial_degrees, lower_bound, to_raw
 
 
 class NIW(BaseLearner):
@@ -134,6 +134,7 @@ class NIW(BaseLearner):
             precondition=precondition,
         )
         self._names = [name for name, _ in model.named_parameters()]
+        self._signature: Optional[list] = None  # of the parameters that the layout was made for
         self._newest: Optional[Episode] = None
         if prior_precision is None:
             prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
@@ -203,30 +204,28 @@ class NIW(BaseLearner):
         starts: `prior().mean` and `prior().variance` are dicts by parameter name.
         """
         prior = self._prior()
-        with torch.no_grad():
-            mean, variance = prior.mode(prior.flat())
-        return Posterior(self.module, prior.layout, mean, variance)
+        return Posterior(self.module, prior.layout, *prior.mode())
 
     def _prior(self) -> Prior:
         """L_0 as leaves, for the parameters that are trainable now."""
-        parameters = dict(self.module.named_parameters())
-        if list(parameters) != self._names:
-            raise ModelError(
-                "the model's parameters are not those that NIW was built with. Change the model first, "
-                "then wrap it, so that V_0 covers every parameter."
-            )
-        layout = Layout(self.module)
-        n0 = from_raw(self.raw_n0.detach(), self.options.wishart, layout.d).item()
-        if not lower_bound(self.options.wishart, layout.d) < n0 < math.inf:
-            raise ArgumentError(
-                f"raw_n0 has come to {self.raw_n0.item()}, where n_0 = {n0} leaves its domain. Lower its learning "
-                "rate, or load a sound state dict."
-            )
-        log_variance = dict(zip(self._names, self.log_variance))
-        for name, p in parameters.items():
-            log_variance[name].requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
-        m0, variances = ([source[name] for name in layout.names] for source in (parameters, log_variance))
-        return Prior(layout, self.options.wishart, m0, variances, self.raw_n0, self.log_start)
+        named = list(self.module.named_parameters())
+        signature = [(name, id(p), p.dtype, p.requires_grad) for name, p in named]
+        log_variance = list(self.log_variance._parameters.values())
+        if signature != self._signature:
+            if [name for name, _ in named] != self._names:
+                raise ModelError(
+                    "the model's parameters are not those that NIW was built with. Change the model first, "
+                    "then wrap it, so that V_0 covers every parameter."
+                )
+            self._layout, self._signature = Layout(dict(named)), signature
+        for (_, p), v in zip(named, log_variance):
+            if v.requires_grad != p.requires_grad:
+                v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
+        m0 = [p for _, p in named if p.requires_grad]
+        log_variance = [v for v in log_variance if v.requires_grad]
+        if at_hand(self.raw_n0):
+            check_degrees(self.raw_n0, self.options.wishart, self._layout.d)
+        return Prior(self._layout, self.options.wishart, m0, log_variance, self.raw_n0, self.log_start)
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:
@@ -243,7 +242,7 @@ class NIW(BaseLearner):
                 "Clone, adapt, then ask."
             )
         prior, a = self._newest.prior, self._newest.a
-        layout, p0 = prior.layout, prior.flat().p0
+        layout, p0 = prior.layout, prior.flat.p0
         clamped = (self._newest.raw_a != a).to(a.dtype)
         columns = zip(layout.names, *(layout.split(t, cast=False) for t in (p0, a, adapted_share(a, p0), clamped)))
         return {

@@ -1,13 +1,15 @@
 """A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
 
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
-from l2l_niw.checks import check_number
+from l2l_niw.checks import check_loss, check_number
+from l2l_niw.errors import LossError
+from l2l_niw.forwards import batch_size
 from l2l_niw.networks import Outputs, run_networks, stack
 from l2l_niw.weights import Layout
 
@@ -63,6 +65,23 @@ class Posterior:
         """The model as a function of its inputs, with these weights."""
         buffers = {name: b.clone() for name, b in self._module.named_buffers()}
         return lambda *args, **kwargs: functional_call(self._module, {**weights, **buffers}, args, kwargs)
+
+    def gradient(self, nll: Callable, weights: Tensor) -> Tuple[Tensor, int]:
+        """The gradient of `nll(network)` at flat weights, and the number of data that the network saw."""
+        seen = []
+
+        def counting(*args, **kwargs):
+            outputs = network(*args, **kwargs)
+            seen.append(batch_size(outputs, (args, kwargs)) or 1)
+            return outputs
+
+        with torch.enable_grad():
+            network = self.network(self._layout.named(weights.requires_grad_()))
+            value = nll(counting)
+        if not seen:
+            raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
+        check_loss(value, "posterior: nll's loss")
+        return torch.autograd.grad(value, weights)[0], sum(seen)
 
     def predict(self, *args, samples: int = 10, together: Optional[bool] = None, **kwargs) -> Outputs:
         """

@@ -1,5 +1,6 @@
 """L_0 = (m_0, V_0, n_0), the parameters of q(phi), as the leaves that an optimiser updates."""
 
+from functools import cached_property
 from typing import List, NamedTuple, Sequence, Tuple
 
 import torch
@@ -27,8 +28,9 @@ class Prior:
     **Description**
 
     The leaves behind L_0 for the weights of a layout: the model's parameters, one log(V_0 / n_0) a
-    parameter, and the scalar that n_0 is computed from. V_0 is held relative to n_0, which grows
-    without end as episodes come in: held by itself, it would have to run after n_0 to keep P_0.
+    parameter, and the scalar that n_0 is computed from. Each learner has its own, whose vectors are of
+    the time when it was cloned. V_0 is held relative to n_0, which grows without end as episodes come
+    in: held by itself, it would have to run after n_0 to keep P_0.
     """
 
     def __init__(
@@ -43,25 +45,29 @@ class Prior:
         self.layout, self.wishart, self.log_start = layout, wishart, log_start
         self.leaves: List[Tensor] = [*m0, *log_variance, raw_n0]
 
+    @cached_property
+    def flat(self) -> FlatPrior:
+        """Flat vectors with a graph to the leaves, as they are when this is first asked for."""
+        k, layout = len(self.layout.names), self.layout
+        with torch.inference_mode(False), torch.enable_grad():
+            m0, log_variance = layout.flatten(self.leaves[:k]), layout.flatten(self.leaves[k:-1])
+            return FlatPrior(m0, log_variance, self.leaves[-1].clone())
+
     @torch.no_grad()
     def growth(self) -> Tensor:
         """How many times its first value V_0 / n_0 is now, a factor for each weight."""
-        return torch.exp(self.flat().log_variance - self.log_start)
+        return torch.exp(self.flat.log_variance - self.log_start)
 
-    def flat(self) -> FlatPrior:
-        """Flat vectors with a graph to the leaves."""
-        return self.flatten(self.leaves)
-
-    def flatten(self, leaves: Sequence[Tensor]) -> FlatPrior:
-        k = len(self.layout.names)
-        return FlatPrior(self.layout.flatten(leaves[:k]), self.layout.flatten(leaves[k:-1]), leaves[-1])
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "flat"}  # a graph cannot be copied, but made anew
 
     def degrees(self, raw_n0: Tensor) -> Tensor:
         """n_0, within its domain whatever the unconstrained scalar."""
         return from_raw(raw_n0, self.wishart, self.layout.d)
 
-    def mode(self, flat: FlatPrior) -> Tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def mode(self) -> Tuple[Tensor, Tensor]:
         """The mode phi* of q(phi): mean and variance of the weights of a new task."""
-        n0 = self.degrees(flat.raw_n0)
-        log_v0 = flat.log_variance + torch.log(n0).to(flat.log_variance.dtype)
-        return mode(flat.m0, log_v0, n0, self.wishart)
+        n0 = self.degrees(self.flat.raw_n0)
+        log_v0 = self.flat.log_variance + torch.log(n0).to(self.flat.log_variance.dtype)
+        return mode(self.flat.m0.detach(), log_v0, n0, self.wishart)

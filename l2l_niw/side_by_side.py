@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vjp, vmap
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.episode import Spread, chain_precision, draw_network, kl_to_prior
+from l2l_niw.closed_form import draw
+from l2l_niw.episode import chain_precision, kl_to_prior, pull_back
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.niw import NIW
@@ -136,11 +137,6 @@ def run_chains(
     return Result(chain, torch.stack(losses), observed)
 
 
-def step_variance(problem: Problem, facts: Facts, scale: Optional[Tensor]) -> Spread:
-    """The variance that one step's noise adds."""
-    return noise_variance(problem.niw.lr, problem.niw.options.temperature, facts.n) * (1.0 if scale is None else scale)
-
-
 def growth(niw: NIW, prior: Prior, flat: FlatPrior) -> Optional[Tensor]:
     return torch.exp(flat.log_variance - prior.log_start) if niw.options.precondition else None
 
@@ -166,20 +162,15 @@ def objective(
     query_data: Data,
 ) -> Objective:
     """The episodes' objective, and its gradient summed over them, from L_0 to the query and back."""
-    options = support.niw.options
-    scale = growth(support.niw, prior, flat)
+    niw, options = support.niw, support.niw.options
+    scale = growth(niw, prior, flat)
     result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data)
-    pseudo = step_variance(support, facts[0], scale)
-    a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, pseudo)
+    variance = noise_variance(niw.lr, options.temperature, facts[0].n)
+    a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, variance, scale)
     a = a.clamp(*options.precision_range)
     m_bar, offset = result.chain.mean, options.curvature.offset(result.chain, a)
-
-    def of_prior(*flat: Tensor) -> Tuple[Tensor, ...]:
-        flat = FlatPrior(*flat)
-        theta = draw_network(options, flat, m_bar, a, offset)
-        return (theta, kl_to_prior(prior, flat, m_bar, a)) if options.kl_weight else (theta,)
-
-    (theta, *kl), pull = vjp(of_prior, *flat)
-    gradient, losses = query.gradients(theta, query_data)
-    weights = [torch.full_like(k, options.kl_weight / facts[1].n) for k in kl]
-    return Objective(result, losses, kl[0] if kl else None, pull((gradient, *weights)))
+    gradient, losses = query.gradients(draw(flat.m0, flat.p0, m_bar, a, offset), query_data)
+    kl_weight = options.kl_weight / facts[1].n
+    slopes = pull_back(options, prior, flat, m_bar, a, offset, gradient, kl_weight)
+    kl = None if options.auto_kl else kl_to_prior(prior, flat, m_bar, a)
+    return Objective(result, losses, kl, (slopes.m0.sum(0), slopes.log_variance.sum(0), slopes.raw_n0))

@@ -1,7 +1,8 @@
 """A model's random weights as one flat vector, and back."""
 
 from functools import reduce
-from typing import Dict, List, Mapping, Optional, Sequence
+from itertools import accumulate
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -51,22 +52,29 @@ class Layout:
 
     Which parameters of a model are random (those that require gradients), in the order and the
     shapes in which they stand in the flat vector. A shared parameter stands there once.
+
+    **Arguments**
+
+    * **parameters** (dict) - The model's named parameters.
     """
 
-    def __init__(self, model: nn.Module):
-        random = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    def __init__(self, parameters: Mapping[str, Tensor]):
+        random = [(name, p) for name, p in parameters.items() if p.requires_grad]
         self.names: List[str] = [name for name, _ in random]
         self.shapes: List[torch.Size] = [p.shape for _, p in random]
         self.dtypes: List[torch.dtype] = [p.dtype for _, p in random]
         self.sizes: List[int] = [p.numel() for _, p in random]
-        self.frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+        self.index: Dict[int, int] = {id(p): i for i, (_, p) in enumerate(random)}
+        self.frozen = [name for name, p in parameters.items() if not p.requires_grad]
         self.d = sum(self.sizes)
+        strides = [torch.empty(shape, device="meta").stride() for shape in self.shapes]
+        self._places = list(zip(self.shapes, strides, accumulate(self.sizes, initial=0)))
         self.dtype = reduce(torch.promote_types, self.dtypes, torch.float32)
         self.uniform = all(dtype == self.dtype for dtype in self.dtypes)
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
-        return torch.cat([t.reshape(-1) for t in tensors]).to(self.dtype)
+        return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors]).to(self.dtype)
 
     def split(self, flat: Tensor, cast: bool = True) -> List[Tensor]:
         """Views of a flat vector, or of several, (..., d), in the parameters' shapes and, for weights, their dtypes."""
@@ -75,6 +83,11 @@ class Layout:
         if not cast or self.uniform and flat.dtype == self.dtype:
             return parts
         return [part.to(dtype) for part, dtype in zip(parts, self.dtypes)]
+
+    def pieces(self, flat: Tensor) -> List[Tensor]:
+        """As `split`, for one vector and where no graph is recorded: a third of the time, in one look-up a weight."""
+        parts = [flat.as_strided(*place) for place in self._places]
+        return parts if self.uniform else [part.to(dtype) for part, dtype in zip(parts, self.dtypes)]
 
     def keep(self, new: Tensor, old: Tensor, used: Sequence[bool]) -> Tensor:
         """The new weights, but the old ones of parameters that are not used."""
@@ -87,31 +100,42 @@ class Layout:
         return dict(zip(self.names, self.split(flat, cast)))
 
 
-def replica(module: nn.Module, memo: Optional[Dict[int, nn.Module]] = None) -> nn.Module:
-    """A copy of the modules and of nothing that they hold; other weights can be put into it."""
-    memo = {} if memo is None else memo
-    if id(module) not in memo:
-        memo[id(module)] = twin = module.__new__(type(module))
-        twin.__dict__ = module.__dict__.copy()
-        twin._parameters, twin._buffers = module._parameters.copy(), module._buffers.copy()
-        twin._modules = {k: m if m is None else replica(m, memo) for k, m in module._modules.items()}
-    return memo[id(module)]
+class Replica:
+    """
+    **Description**
 
+    A copy of a model's modules, and of nothing that they hold, into which other weights can be put.
 
-class Slots:
-    """Every place in a module that holds a random weight; a shared weight has several."""
+    **Arguments**
 
-    def __init__(self, module: nn.Module, names: Sequence[str]):
-        order = {name: i for i, name in enumerate(names)}
-        index = {id(p): order[name] for name, p in module.named_parameters() if name in order}
-        held = [(m._parameters, k, p) for m in module.modules() for k, p in m._parameters.items()]
-        self.places = [(parameters, k, index[id(p)]) for parameters, k, p in held if id(p) in index]
-        # RNNs read their weights from a list of their own
-        self.recurrent = [m for m in module.modules() if hasattr(m, "_flat_weights_names")]
+    * **model** (Module) - The model.
+    * **layout** (Layout) - Its random weights.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout):
+        self._places: List[Tuple[dict, str, int]] = []  # a shared weight has several
+        self._recurrent: List[nn.Module] = []  # RNNs read their weights from a list of their own
+        self.module = self._copy(model, layout.index, {})
+
+    def _copy(self, module: nn.Module, index: Dict[int, int], memo: Dict[int, nn.Module]) -> nn.Module:
+        twin = memo.get(id(module))
+        if twin is None:
+            memo[id(module)] = twin = module.__new__(type(module))
+            parameters = module._parameters.copy()
+            twin.__dict__.update(
+                module.__dict__,
+                _parameters=parameters,
+                _buffers=module._buffers.copy(),
+                _modules={k: None if m is None else self._copy(m, index, memo) for k, m in module._modules.items()},
+            )
+            self._places += [(parameters, k, index[id(p)]) for k, p in parameters.items() if id(p) in index]
+            if "_flat_weights_names" in twin.__dict__:
+                self._recurrent.append(twin)
+        return twin
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Writes weights into the module, keeping their graph."""
-        for parameters, key, i in self.places:
+        for parameters, key, i in self._places:
             parameters[key] = tensors[i]
-        for owner in self.recurrent:
+        for owner in self._recurrent:
             owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]

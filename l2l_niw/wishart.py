@@ -59,6 +59,25 @@ def log_determinant_gap(n0: Tensor, d: int, wishart: str) -> Tensor:
     return d * torch.log(half) - psi
 
 
+def gap_slope(raw: Tensor, d: int, wishart: str) -> Tensor:
+    """The derivative of `log_determinant_gap` in the unconstrained parameter behind n_0."""
+    excess = raw.double().exp()
+    half = (excess + lower_bound(wishart, d)) / 2
+
+    def trigammas(top: Tensor, count: int) -> Tensor:  # summed over a progression, as the digammas above
+        low = top - (count - 1)
+        ends = torch.digamma(top) - torch.digamma(low)
+        return ends + top * torch.polygamma(1, top) - (low - 1) * torch.polygamma(1, low)
+
+    if wishart == "full":
+        total = trigammas(half, (d + 1) // 2)
+        if d > 1:
+            total = total + trigammas(half - 0.5, d // 2)
+    else:
+        total = d * torch.polygamma(1, half)
+    return (d / half - total) * excess / 2
+
+
 def mode(m0: Tensor, log_v0: Tensor, n0: Tensor, wishart: str) -> Tuple[Tensor, Tensor]:
     """
     **Description**

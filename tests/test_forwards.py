@@ -185,13 +185,26 @@ def test_a_cloned_learner_has_its_own_kl_and_mode():
     assert gradients[0] != 0
 
 
-def test_parameters_changed_before_backward_are_noticed():
-    niw, learner, _, x_query = adapted()
-    value = loss(learner(x_query))
-    with torch.no_grad():
-        niw.module.head.weight.add_(1.0)
-    with pytest.raises(LossError, match="changed since the query's forward"):
+@pytest.mark.parametrize("moment", ["before adapt", "before the query", "before backward"])
+def test_a_learner_is_of_the_time_when_it_was_cloned(moment, same_draws):
+    def gradients(change):
+        def pause(here):
+            if here == moment:
+                with torch.no_grad():
+                    [p.add_(change) for p in niw.parameters()]
+
+        torch.manual_seed(0)
+        niw, learner, x, x_query = adapted(steps=0)
+        pause("before adapt")
+        for _ in range(3):
+            learner.adapt(loss(learner(x)))
+        pause("before the query")
+        value = loss(learner(x_query))
+        pause("before backward")
         value.backward()
+        return [p.grad for p in niw.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(0.0), gradients(1.0)))
 
 
 def test_a_loop_without_steps_gives_every_parameter_a_gradient():

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from l2l_niw.wishart import WISHARTS, from_raw, log_determinant_gap, lower_bound, mode, multidigamma, to_raw
+from l2l_niw.wishart import (
+    WISHARTS,
+    from_raw,
+    gap_slope,
+    log_determinant_gap,
+    lower_bound,
+    mode,
+    multidigamma,
+    to_raw,
+)
 
 
 def scipy_multidigamma(a, d):
@@ -99,3 +108,11 @@ def test_degrees_of_freedom_survive_their_parametrisation(wishart, excess, d):
 def test_degrees_of_freedom_never_leave_their_domain(wishart, raw):
     d = 1000
     assert from_raw(torch.tensor(raw), wishart, d).item() > lower_bound(wishart, d)
+
+
+@pytest.mark.parametrize("wishart", WISHARTS)
+@given(d=st.integers(1, 300), raw=st.floats(-3.0, 6.0))
+def test_the_gap_s_slope_is_its_derivative(wishart, d, raw):
+    raw = torch.tensor(raw, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(log_determinant_gap(from_raw(raw, wishart, d), d, wishart), raw)
+    assert torch.allclose(gap_slope(raw.detach(), d, wishart), expected, rtol=1e-7, atol=1e-9)
