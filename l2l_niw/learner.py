@@ -217,22 +217,21 @@ class NIWLearner(BaseLearner):
         return Posterior(self.module, self._prior.layout, *self._require_episode("posterior").posterior())
 
     def _test_posterior(self, nll: Callable, steps: int, lr: float, samples: int, n: Optional[int]) -> Posterior:
-        check_number("steps", steps, 0, whole=True)
-        check_number("samples", samples, 1, whole=True)
+        for name, value, least in (("steps", steps, 0), ("samples", samples, 1)):
+            check_number(name, value, least, whole=True)
         check_number("lr", lr, 0, strict=True)
         if n is not None:
             check_number("n, the number of data behind nll,", n, 1, whole=True)
-        layout = self._prior.layout
         mean, variance = self._prior.mode()
-        host = Posterior(self.module, layout, mean, variance)
+        host = Posterior(self.module, self._prior.layout, mean, variance)
 
         def gradient_at(weights: Tensor) -> Tuple[Tensor, int]:
             gradient, seen = host.gradient(nll, weights)
             return gradient, seen if n is None else n
 
         with torch.no_grad():
-            mean, variance = minimise_elbo(gradient_at, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
-        return Posterior(self.module, layout, mean, variance)
+            moments = minimise_elbo(gradient_at, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
+        return Posterior(self.module, self._prior.layout, *moments)
 
     def kl(self) -> Tensor:
         """

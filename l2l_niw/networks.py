@@ -4,10 +4,11 @@ from typing import Any, Dict, List, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from l2l_niw.errors import ArgumentError, NIWError
 from l2l_niw.predictions import Prediction
+from l2l_niw.weights import Stateless
 
 Outputs = Union[Tensor, Prediction]
 Weights = Dict[str, Tensor]
@@ -27,7 +28,7 @@ class Call:
     """
 
     def __init__(self, module: nn.Module, args: tuple, kwargs: dict):
-        self.module, self.args, self.kwargs = module, args, kwargs
+        self.run, self.args, self.kwargs = Stateless(module), args, kwargs
         self.kind: Union[Type[Tensor], Type[Prediction]] = Tensor
 
     @property
@@ -38,7 +39,7 @@ class Call:
         given = iter(tensors)
         args = [next(given) if isinstance(a, Tensor) else a for a in self.args]
         kwargs = {k: next(given) if isinstance(a, Tensor) else a for k, a in self.kwargs.items()}
-        outputs = functional_call(self.module, weights, tuple(args), kwargs)
+        outputs = self.run(weights, tuple(args), kwargs)
         if isinstance(outputs, Prediction):
             self.kind = type(outputs)
             return outputs.tensors()

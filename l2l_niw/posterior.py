@@ -4,14 +4,13 @@ from typing import Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from l2l_niw.checks import check_loss, check_number
 from l2l_niw.errors import LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.networks import Outputs, run_networks, stack
-from l2l_niw.weights import Layout
+from l2l_niw.weights import Layout, Stateless
 
 
 class Posterior:
@@ -63,8 +62,8 @@ class Posterior:
 
     def network(self, weights: Dict[str, Tensor]) -> Callable:
         """The model as a function of its inputs, with these weights."""
-        buffers = {name: b.clone() for name, b in self._module.named_buffers()}
-        return lambda *args, **kwargs: functional_call(self._module, {**weights, **buffers}, args, kwargs)
+        run, buffers = Stateless(self._module), {name: b.clone() for name, b in self._module.named_buffers()}
+        return lambda *args, **kwargs: run({**weights, **buffers}, args, kwargs)
 
     def gradient(self, nll: Callable, weights: Tensor) -> Tuple[Tensor, int]:
         """The gradient of `nll(network)` at flat weights, and the number of data that the network saw."""

@@ -7,8 +7,8 @@ no value: they are pure, so that `torch.compile` can make one program of all ste
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vjp, vmap
+from torch import Tensor
+from torch.func import grad_and_value, vjp, vmap
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
 from l2l_niw.closed_form import draw
@@ -17,7 +17,7 @@ from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.niw import NIW
 from l2l_niw.prior import FlatPrior, Prior
-from l2l_niw.weights import Layout
+from l2l_niw.weights import Layout, Stateless
 
 Data = Sequence[Tensor]
 Loss = Callable[..., Tensor]
@@ -26,12 +26,12 @@ Loss = Callable[..., Tensor]
 class Network:
     """One episode's network as a function of its inputs, which remembers what it was asked."""
 
-    def __init__(self, module: nn.Module, weights: Dict[str, Tensor]):
-        self.module, self.weights = module, weights
+    def __init__(self, run: Stateless, weights: Dict[str, Tensor]):
+        self.run, self.weights = run, weights
         self.calls: List[Tuple[Optional[int], object]] = []
 
     def __call__(self, *args, **kwargs):
-        outputs = functional_call(self.module, self.weights, args, kwargs)
+        outputs = self.run(self.weights, args, kwargs)
         self.calls.append((batch_size(outputs, (args, kwargs)), outputs))
         return outputs
 
@@ -60,13 +60,14 @@ class Problem:
 
     def __init__(self, niw: NIW, layout: Layout, loss: Loss, name: str):
         self.niw, self.layout, self.loss, self.name = niw, layout, loss, name
+        self.run = Stateless(niw.module)
 
     def value(self, theta: Tensor, data: Data) -> Tensor:
-        return self.loss(Network(self.niw.module, self.layout.named(theta)), *data)
+        return self.loss(Network(self.run, self.layout.named(theta)), *data)
 
     def with_scalars(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
         """The loss, and the curvature strategy's scalars of the outputs behind it."""
-        network = Network(self.niw.module, self.layout.named(theta))
+        network = Network(self.run, self.layout.named(theta))
         value = self.loss(network, *data)
         return value, sum(torch.stack(list(self.niw.options.curvature.scalars(out))) for _, out in network.calls)
 
@@ -95,7 +96,7 @@ class Problem:
 
         weights = [w.detach().requires_grad_() for w in self.layout.split(theta)]
         buffers = {name: b.clone() for name, b in self.niw.module.named_buffers()}  # a look writes to nothing
-        network = Network(self.niw.module, {**dict(zip(self.layout.names, weights)), **buffers})
+        network = Network(self.run, {**dict(zip(self.layout.names, weights)), **buffers})
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             value = self.loss(network, *(t[0] for t in data))
         counts = [n for n, _ in network.calls]

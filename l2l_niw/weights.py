@@ -2,10 +2,11 @@
 
 from functools import reduce
 from itertools import accumulate
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from l2l_niw.errors import ModelError
 
@@ -98,6 +99,34 @@ class Layout:
 
     def named(self, flat: Tensor, cast: bool = True) -> Dict[str, Tensor]:
         return dict(zip(self.names, self.split(flat, cast)))
+
+
+class Stateless:
+    """
+    **Description**
+
+    A module as a function of its parameters and buffers, as `torch.func.functional_call`. That one leaves other
+    weights in a module that is registered twice, as in learn2learn's OmniglotCNN
+    (https://github.com/pytorch/pytorch/issues/164759); here every place is written to once, and once again.
+
+    **Arguments**
+
+    * **module** (Module) - The module. Its parameters and buffers are looked up now.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        first: Dict[int, str] = {}
+        self._places: Dict[str, List[str]] = {}  # of a parameter or buffer, by the first of them
+        for prefix, owner in module.named_modules():
+            for key, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+                if tensor is not None:
+                    name = f"{prefix}.{key}" if prefix else key
+                    self._places.setdefault(first.setdefault(id(tensor), name), []).append(name)
+
+    def __call__(self, tensors: Mapping[str, Tensor], args: tuple, kwargs: dict) -> Any:
+        everywhere = {place: t for name, t in tensors.items() for place in self._places[name]}
+        return functional_call(self.module, everywhere, args, kwargs, tie_weights=False)
 
 
 class Replica:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW
+from l2l_niw.episodes import Episodes
 
 
 def small_model():
@@ -135,6 +136,51 @@ def test_shared_parameters_stay_shared():
     learner(x).norm().backward()
     assert len(learner.posterior().mean) == 3
     assert torch.isfinite(learner.posterior().predict(x, samples=2)).all()
+
+
+class Twice(nn.Module):
+    """One layer under two names, as in learn2learn's OmniglotCNN, and one weight in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
+        self.features = nn.Sequential(self.base, nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+        self.features[2].weight = self.features[3].weight
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x):
+        return self.features(x) + self.shift
+
+
+@pytest.mark.parametrize("use", ["loop", "together", "nll", "episodes", "batched posterior"])
+def test_layers_registered_twice_keep_their_own_weights(use):
+    model = Twice()
+    niw, x = NIW(model, lr=0.1), torch.randn(2, 5, 3)
+    own = {name: (id(t), t.clone()) for name, t in model.state_dict(keep_vars=True).items()}
+    expected = model(x[0])
+
+    def loss(network, x):
+        return network(x).square().mean()
+
+    post, episodes = niw.prior(), Episodes(niw, loss, steps=2)
+    uses = {
+        "loop": lambda: post.predict(x[0], samples=2, together=False),
+        "together": lambda: post.predict(x[0], samples=2, together=True),
+        "nll": lambda: niw.clone().posterior(lambda network: loss(network, x[0]), steps=1),
+        "episodes": lambda: episodes((x,), (x,)).backward(),
+        "batched posterior": lambda: episodes.posterior((x,)).predict(x, samples=2),
+    }
+    uses[use]()
+    for name, t in model.state_dict(keep_vars=True).items():
+        assert id(t) == own[name][0], name
+        assert torch.equal(t, own[name][1]), name
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    assert torch.equal(post.network(weights)(x[0]), expected)
+    doubled = {name: 2 * w for name, w in weights.items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    assert torch.allclose(post.network(doubled)(x[0]), model(x[0]))
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
