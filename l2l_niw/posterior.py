@@ -53,7 +53,7 @@ class Posterior:
     def rsample(self) -> Dict[str, Tensor]:
         """One network's weights, reparametrised: gradients reach whatever the posterior depends on."""
         noise = torch.randn_like(self._mean)
-        return self._layout.named(self._mean + self._variance.sqrt() * noise)
+        return self._layout.named(torch.addcmul(self._mean, self._variance.sqrt(), noise))
 
     @torch.no_grad()
     def sample(self) -> Dict[str, Tensor]:
@@ -102,8 +102,8 @@ class Posterior:
             convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
             together = not (convolves and self._mean.device.type == "cpu")
         check_number("samples", samples, 1, whole=True)
-        draws = [self.rsample() for _ in range(samples)]
-        weights = {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
+        noise = torch.stack([torch.randn_like(self._mean) for _ in range(samples)])  # one by one, as `sample` draws
+        weights = self._layout.named(torch.addcmul(self._mean, self._variance.sqrt(), noise))
         return stack(run_networks(self._module, weights, args, kwargs, together))
 
     def __repr__(self) -> str:
