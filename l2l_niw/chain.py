@@ -1,10 +1,12 @@
 """The Langevin chain of one episode (Sec. 3, "Quadratic approximation of episodic loss via SGLD")."""
 
 from dataclasses import dataclass, replace
-from typing import Optional, Union
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+
+from l2l_niw.vectors import blockwise
 
 
 def noise_variance(lr: float, temperature: float, n: int) -> float:
@@ -12,6 +14,7 @@ def noise_variance(lr: float, temperature: float, n: int) -> float:
     return 2.0 * lr * temperature / n
 
 
+@blockwise
 def langevin_step(
     theta: Tensor,
     gradient: Tensor,
@@ -45,6 +48,30 @@ def langevin_step(
     return moved.addcmul_(noise, scale.sqrt(), value=size) if temperature else moved
 
 
+@blockwise
+def moments_with(theta: Tensor, mean: Tensor, m2: Optional[Tensor], kept: int) -> Tuple[Tensor, Tensor]:
+    """The mean and the summed squares of `kept` iterates, theta the last of them (Welford)."""
+    delta = theta - mean
+    mean = torch.add(mean, delta, alpha=1.0 / kept)
+    rest = theta - mean
+    return mean, delta.mul_(rest) if m2 is None else torch.addcmul(m2, delta, rest)
+
+
+@blockwise
+def difference(theta: Tensor, mean: Tensor) -> Tensor:
+    return theta - mean
+
+
+@blockwise
+def spread(theta: Tensor, m2: Optional[Tensor], kept: int, variance: float, scale: Optional[Tensor]) -> Tensor:
+    """
+    The variance of the kept iterates, with one pseudo-observation of the noise's: the paper's
+    regulariser. It vanishes as the chain grows, and is all there is for one iterate.
+    """
+    pseudo = torch.full_like(theta, variance) if scale is None else variance * scale
+    return (pseudo.expand_as(theta) if m2 is None else m2 + pseudo) / kept
+
+
 @dataclass(frozen=True)
 class Chain:
     """
@@ -67,16 +94,8 @@ class Chain:
         steps = self.steps + 1
         if steps <= burn_in + 1:
             return Chain(theta, theta, None, 1, steps)
-        kept = self.kept + 1
-        delta = theta - self.mean
-        mean = torch.add(self.mean, delta, alpha=1.0 / kept)
-        m2 = delta * (theta - mean) if self.m2 is None else torch.addcmul(self.m2, delta, theta - mean)
-        return replace(self, theta=theta, mean=mean, m2=m2, kept=kept, steps=steps)
+        mean, m2 = moments_with(theta, self.mean, self.m2, self.kept + 1)
+        return replace(self, theta=theta, mean=mean, m2=m2, kept=self.kept + 1, steps=steps)
 
-    def variance(self, pseudo: Union[float, Tensor]) -> Tensor:
-        """
-        The variance of the kept iterates, with one pseudo-observation of variance `pseudo`: the
-        paper's regulariser. It vanishes as the chain grows, and is all there is for one iterate.
-        """
-        spread = torch.zeros_like(self.theta) if self.m2 is None else self.m2
-        return (spread + pseudo) / self.kept
+    def variance(self, variance: float, scale: Optional[Tensor] = None) -> Tensor:
+        return spread(self.theta, self.m2, self.kept, variance, scale)

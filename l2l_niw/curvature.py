@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional as F
 
-from l2l_niw.chain import Chain
+from l2l_niw.chain import Chain, difference
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.forwards import Forward
 
-Spread = Union[float, Tensor]
 LIKELIHOODS = ("categorical", "gaussian")
 
 
@@ -28,14 +27,17 @@ class SGLD:
     noisy = True
     needs_outputs = False
 
-    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: Spread, temperature: float) -> Tensor:
+    def precision(
+        self, chain: Chain, observed: Optional[Tensor], variance: float, scale: Optional[Tensor], temperature: float
+    ) -> Tensor:
+        """A, for a chain whose steps' noise had this variance, times `scale` weight by weight."""
         if temperature == 0:
             return torch.full_like(chain.theta, math.inf)  # exp(-l_i / T) is a spike, wherever the iterates are
-        return 1.0 / chain.variance(pseudo)
+        return chain.variance(variance, scale).reciprocal_()
 
     def offset(self, chain: Chain, a: Tensor) -> Tensor:
         """The chain's own deviation from its mean stands for the posterior's."""
-        return chain.theta - chain.mean
+        return difference(chain.theta, chain.mean)
 
 
 class GGN:
@@ -128,7 +130,9 @@ class GGN:
             score = onehot / self.noise if gaussian else p[row, k].sqrt() * (onehot - p[row])
             yield (here * score).view_as(outputs)
 
-    def precision(self, chain: Chain, observed: Optional[Tensor], pseudo: Spread, temperature: float) -> Tensor:
+    def precision(
+        self, chain: Chain, observed: Optional[Tensor], variance: float, scale: Optional[Tensor], temperature: float
+    ) -> Tensor:
         return observed / (chain.steps * temperature)
 
     def offset(self, chain: Chain, a: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from l2l_niw.chain import Chain
 from l2l_niw.checks import check_degrees, check_sound
-from l2l_niw.closed_form import adapted_share, draw, episode_posterior, expected_kl
+from l2l_niw.closed_form import draw, episode_posterior, expected_kl, posterior_slopes, slopes
 from l2l_niw.options import Options
 from l2l_niw.prior import FlatPrior, Prior
 from l2l_niw.weights import Layout
@@ -26,8 +26,7 @@ def chain_precision(
     scale: Optional[Tensor],
 ) -> Tensor:
     """A before it is clamped; 0 for parameters that the losses did not depend on."""
-    pseudo = variance if scale is None else variance * scale
-    a = options.curvature.precision(chain, observed, pseudo, options.temperature)
+    a = options.curvature.precision(chain, observed, variance, scale, options.temperature)
     return a if all(used) else layout.keep(a, torch.zeros_like(a), used)
 
 
@@ -43,12 +42,12 @@ def draw_network(options: Options, flat: FlatPrior, m_bar: Tensor, a: Tensor, of
             distance = distance * growth
             offset = offset * growth if options.curvature.noisy else offset
         m_bar = flat.m0 + distance
-    return draw(flat.m0, flat.p0, m_bar, a, offset)
+    return draw(flat.m0, flat.log_variance, m_bar, a, offset)
 
 
 def kl_to_prior(prior: Prior, flat: FlatPrior, m_bar: Tensor, a: Tensor) -> Tensor:
-    posterior = episode_posterior(flat.m0, flat.p0, m_bar, a)
-    return expected_kl(*posterior, flat.m0, flat.p0, prior.degrees(flat.raw_n0), prior.wishart)
+    posterior = episode_posterior(flat.m0, flat.log_variance, m_bar, a)
+    return expected_kl(*posterior, flat.m0, flat.log_variance, prior.degrees(flat.raw_n0), prior.wishart)
 
 
 @torch.no_grad()
@@ -64,25 +63,18 @@ def pull_back(
 ) -> FlatPrior:
     """
     What L_0 gets for a gradient in the draw, and for kl_weight times the KL: the derivatives of `draw_network` and
-    of `kl_to_prior` written out, so that one pass over the weights serves both.
+    of `kl_to_prior`, written out.
     """
-    p0 = flat.p0
-    share = adapted_share(a, p0)
-    rest = p0 / a * share
-    distance = m_bar - flat.m0
-    moved, deviation = share * distance, share.sqrt() * offset
-    slope = torch.add(moved, deviation, alpha=0.5).mul_(rest)  # of the share, in log(V_0 / n_0)
-    if options.trace == "first" and options.precondition:
-        slope += moved + deviation if options.curvature.noisy else moved  # of the steps
-    g_m0 = gradient if options.trace == "first" else gradient * rest
-    g_log_variance = slope.mul_(gradient)
+    first = options.trace == "first"
+    grew = first and options.precondition
+    g_m0, g_log_variance = slopes(
+        gradient, flat.m0, flat.log_variance, m_bar, a, offset, first, grew, options.curvature.noisy, kl_weight
+    )
     if not kl_weight:
         return FlatPrior(g_m0, g_log_variance, torch.zeros_like(flat.raw_n0))
-    pull = moved.mul_(share).mul_(p0)
-    g_log_variance.add_((rest.sub_(share).mul_(pull).mul_(distance)).addcmul_(share, share), alpha=0.5 * kl_weight)
     weight = 0.5 * kl_weight * gradient[..., 0].numel()  # n_0 is the same in every one of several episodes
-    g_raw = weight * gap_slope(flat.raw_n0, gradient.shape[-1], prior.wishart).to(flat.raw_n0.dtype)
-    return FlatPrior(g_m0.sub(pull, alpha=kl_weight), g_log_variance, g_raw)
+    g_raw = weight * gap_slope(flat.raw_n0, gradient.shape[-1], prior.wishart)
+    return FlatPrior(g_m0, g_log_variance, g_raw.to(flat.raw_n0.dtype))
 
 
 class Episode:
@@ -123,33 +115,34 @@ class Episode:
         self.kl_pending = options.auto_kl and options.kl_weight > 0
         self.query_n = n  # the learner sets it at each forward that follows
 
-    @cached_property
+    @torch.no_grad()
     def raw_a(self) -> Tensor:
-        """A before it is clamped. Whatever uses the chain comes through here first."""
+        """A before it is clamped."""
+        return chain_precision(
+            self.options, self.prior.layout, self.chain, self.observed, self.used, self.variance, self.scale
+        )
+
+    @cached_property
+    def a(self) -> Tensor:
+        """Whatever uses the chain comes through here first."""
         prior = self.prior
         if self.sound is not None:
             check_sound(self.sound)
             check_degrees(prior.flat.raw_n0, prior.wishart, prior.layout.d)
-        with torch.inference_mode(False), torch.no_grad():
-            return chain_precision(
-                self.options, prior.layout, self.chain, self.observed, self.used, self.variance, self.scale
-            )
-
-    @cached_property
-    def a(self) -> Tensor:
         with torch.inference_mode(False):
-            return self.raw_a.clamp(*self.options.precision_range)
+            return self.raw_a().clamp_(*self.options.precision_range)
 
     @cached_property
     def offset(self) -> Tensor:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch.set_grad_enabled(self.options.trace == "full"):
             return self.options.curvature.offset(self.chain, self.a)
 
     def posterior(self) -> Tuple[Tensor, Tensor]:
-        return episode_posterior(self.prior.flat.m0, self.prior.flat.p0, self.chain.mean, self.a)
+        """q_i's mean and variance, as functions of L_0."""
+        return EpisodePosterior.apply(self, *self.prior.flat)
 
     def kl(self) -> Tensor:
-        return kl_to_prior(self.prior, self.prior.flat, self.chain.mean, self.a)
+        return EpisodeKL.apply(self, *self.prior.flat)
 
     def draw(self) -> Tensor:
         return draw_network(self.options, self.prior.flat, self.chain.mean, self.a, self.offset)
@@ -174,11 +167,8 @@ class EpisodeWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx, episode: Episode, at_chain: bool, *flat: Tensor) -> Tuple[Tensor, ...]:
         ctx.episode = episode
-        m0, log_variance, _ = flat
         chain, layout = episode.chain, episode.prior.layout
-        if at_chain:
-            return tuple(layout.pieces(chain.theta))
-        return tuple(layout.pieces(draw(m0, torch.exp(-log_variance), chain.mean, episode.a, episode.offset)))
+        return tuple(layout.pieces(chain.theta if at_chain else draw(*flat[:2], chain.mean, episode.a, episode.offset)))
 
     @staticmethod
     @once_differentiable
@@ -190,6 +180,39 @@ class EpisodeWeights(torch.autograd.Function):
         gradient = prior.layout.flatten(gradients)
         found = pull_back(options, prior, prior.flat, chain.mean, episode.a, episode.offset, gradient, kl_weight)
         return (None, None, *found)
+
+
+class EpisodePosterior(torch.autograd.Function):
+    """The mean and variance of q_i as functions of L_0; the chain's moments are constants."""
+
+    @staticmethod
+    def forward(ctx, episode: Episode, m0: Tensor, log_variance: Tensor, raw_n0: Tensor) -> Tuple[Tensor, Tensor]:
+        ctx.episode = episode
+        return episode_posterior(m0, log_variance, episode.chain.mean, episode.a)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_mean: Tensor, g_variance: Tensor):
+        m0, log_variance, raw_n0 = ctx.episode.prior.flat
+        found = posterior_slopes(g_mean, g_variance, m0, log_variance, ctx.episode.chain.mean, ctx.episode.a)
+        return (None, *found, torch.zeros_like(raw_n0))
+
+
+class EpisodeKL(torch.autograd.Function):
+    """The expected KL of q_i as a function of L_0."""
+
+    @staticmethod
+    def forward(ctx, episode: Episode, *flat: Tensor) -> Tensor:
+        ctx.episode = episode
+        return kl_to_prior(episode.prior, FlatPrior(*flat), episode.chain.mean, episode.a)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream: Tensor):
+        episode, prior = ctx.episode, ctx.episode.prior
+        none = torch.zeros_like(episode.a)
+        found = pull_back(episode.options, prior, prior.flat, episode.chain.mean, episode.a, none, none, 1.0)
+        return (None, *(g.mul_(upstream) for g in found))
 
 
 class ModelWeights(torch.autograd.Function):

@@ -243,7 +243,7 @@ class NIW(BaseLearner):
             )
         prior, a = self._newest.prior, self._newest.a
         layout, p0 = prior.layout, prior.flat.p0
-        clamped = (self._newest.raw_a != a).to(a.dtype)
+        clamped = (self._newest.raw_a() != a).to(a.dtype)
         columns = zip(layout.names, *(layout.split(t, cast=False) for t in (p0, a, adapted_share(a, p0), clamped)))
         return {
             "clamped": clamped.mean().item(),

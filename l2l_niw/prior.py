@@ -6,8 +6,23 @@ from typing import List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from l2l_niw.vectors import blockwise
 from l2l_niw.weights import Layout
 from l2l_niw.wishart import from_raw, mode
+
+
+class Flat(torch.autograd.Function):
+    """Tensors as one vector, with a graph to them."""
+
+    @staticmethod
+    def forward(ctx, layout: Layout, *leaves: Tensor) -> Tensor:
+        ctx.layout, ctx.dtypes = layout, [leaf.dtype for leaf in leaves]
+        return layout.flatten(leaves)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        parts = ctx.layout.split(gradient, cast=False)
+        return (None, *(part.to(dtype) for part, dtype in zip(parts, ctx.dtypes)))
 
 
 class FlatPrior(NamedTuple):
@@ -21,6 +36,11 @@ class FlatPrior(NamedTuple):
     def p0(self) -> Tensor:
         """P_0 = n_0 / V_0, the expected precision of a task's weights."""
         return torch.exp(-self.log_variance)
+
+
+@blockwise
+def growth(log_variance: Tensor, log_start: Tensor) -> Tensor:
+    return torch.exp(log_variance - log_start)
 
 
 class Prior:
@@ -48,15 +68,15 @@ class Prior:
     @cached_property
     def flat(self) -> FlatPrior:
         """Flat vectors with a graph to the leaves, as they are when this is first asked for."""
-        k, layout = len(self.layout.names), self.layout
+        k = len(self.layout.names)
         with torch.inference_mode(False), torch.enable_grad():
-            m0, log_variance = layout.flatten(self.leaves[:k]), layout.flatten(self.leaves[k:-1])
+            m0, log_variance = (Flat.apply(self.layout, *part) for part in (self.leaves[:k], self.leaves[k:-1]))
             return FlatPrior(m0, log_variance, self.leaves[-1].clone())
 
     @torch.no_grad()
     def growth(self) -> Tensor:
         """How many times its first value V_0 / n_0 is now, a factor for each weight."""
-        return torch.exp(self.flat.log_variance - self.log_start)
+        return growth(self.flat.log_variance, self.log_start)
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "flat"}  # a graph cannot be copied, but made anew

@@ -170,7 +170,7 @@ def objective(
     a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, variance, scale)
     a = a.clamp(*options.precision_range)
     m_bar, offset = result.chain.mean, options.curvature.offset(result.chain, a)
-    gradient, losses = query.gradients(draw(flat.m0, flat.p0, m_bar, a, offset), query_data)
+    gradient, losses = query.gradients(draw(flat.m0, flat.log_variance, m_bar, a, offset), query_data)
     kl_weight = options.kl_weight / facts[1].n
     slopes = pull_back(options, prior, flat, m_bar, a, offset, gradient, kl_weight)
     kl = None if options.auto_kl else kl_to_prior(prior, flat, m_bar, a)

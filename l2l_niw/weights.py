@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from l2l_niw.errors import ModelError
+from l2l_niw.vectors import concatenate
 
 
 def check_parameters(model: nn.Module) -> None:
@@ -75,7 +76,7 @@ class Layout:
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
-        return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in tensors]).to(self.dtype)
+        return concatenate(tensors, self.dtype)
 
     def split(self, flat: Tensor, cast: bool = True) -> List[Tensor]:
         """Views of a flat vector, or of several, (..., d), in the parameters' shapes and, for weights, their dtypes."""

@@ -1,6 +1,7 @@
 """What learn2learn's MAML does for its users, and what they ran into: the same holds here."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -170,7 +171,9 @@ def test_layers_registered_twice_keep_their_own_weights(use):
         "episodes": lambda: episodes((x,), (x,)).backward(),
         "batched posterior": lambda: episodes.posterior((x,)).predict(x, samples=2),
     }
-    uses[use]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        uses[use]()
     for name, t in model.state_dict(keep_vars=True).items():
         assert id(t) == own[name][0], name
         assert torch.equal(t, own[name][1]), name

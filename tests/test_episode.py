@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from l2l_niw import NIW, checks, learner, niw
+from l2l_niw.closed_form import episode_posterior
 from l2l_niw.curvature import GGN
 from l2l_niw.episode import draw_network, kl_to_prior, pull_back
 from l2l_niw.errors import ArgumentError, LossError
@@ -31,6 +32,31 @@ def test_the_derivatives_written_out_are_autograd_s(double, wishart, curvature, 
     expected = torch.autograd.grad(value, traced, allow_unused=True, materialize_grads=True)
     for ours, theirs in zip(found, expected):
         ours = ours.sum(0) if ours.dim() > theirs.dim() else ours
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("wishart", WISHARTS)
+def test_posterior_and_kl_have_autograd_s_derivatives(double, wishart):
+    wrapper = NIW(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), lr=0.1, wishart=wishart)
+    with torch.no_grad():
+        for v in wrapper.log_variance:
+            v.add_(torch.randn_like(v))
+    task, x = wrapper.clone(), torch.randn(4, 3)
+    for _ in range(4):
+        task.adapt(task(x).square().mean())
+    post, leaves = task.posterior(), list(wrapper.parameters())
+    weights = torch.randn(2, len(post._mean))
+    chosen = (post._mean * weights[0] + post._variance * weights[1]).sum() + 0.3 * task.kl()
+    found = torch.autograd.grad(chosen, leaves)
+
+    prior, episode = wrapper._prior(), task._episode
+    parts = wrapper.module.parameters(), wrapper.log_variance
+    m0, log_variance = (torch.cat([t.reshape(-1) for t in part]) for part in parts)
+    flat = FlatPrior(m0, log_variance, wrapper.raw_n0)
+    mean, variance = episode_posterior(m0, log_variance, episode.chain.mean, episode.a)
+    written = (mean * weights[0] + variance * weights[1]).sum()
+    written = written + 0.3 * kl_to_prior(prior, flat, episode.chain.mean, episode.a)
+    for ours, theirs in zip(found, torch.autograd.grad(written, leaves)):
         assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
 
 

@@ -180,7 +180,7 @@ def test_the_posterior_is_differentiable_in_l0_and_its_mean_is_the_closed_form()
     kept = iterates[BURN_IN:]
     a = len(kept) / ((kept - kept.mean(0)).square().sum(0) + 2 * 0.3 * 0.01 / 5)
     post = learner.posterior()
-    mean, variance = episode_posterior(flat(model.parameters()), torch.tensor(50.0), kept.mean(0), a)
+    mean, variance = episode_posterior(flat(model.parameters()), -torch.tensor(50.0).log(), kept.mean(0), a)
     assert torch.allclose(flat(post.mean.values()), mean)
     assert torch.allclose(flat(post.variance.values()), variance)
     flat(post.mean.values()).sum().backward()

@@ -1,0 +1,83 @@
+"""Large vectors in blocks and in memory that is used again: the same numbers, and no vector written over."""
+
+import pytest
+import torch
+from torch import nn
+
+from l2l_niw import NIW, vectors
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Every vector of more than 32 weights is large."""
+    monkeypatch.setattr(vectors, "LARGE", 32)
+    monkeypatch.setattr(vectors, "BLOCK", 16)
+    monkeypatch.setattr(vectors, "_memory", [])
+
+
+def episode(options):
+    """Everything that an episode gives, for one seed."""
+    torch.manual_seed(1)
+    niw = NIW(nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 4)), lr=0.1, temperature=0.01, **options)
+    x, x_query, y = torch.randn(5, 3), torch.randn(6, 3), torch.tensor([0, 1, 2, 3, 0])
+    learner = niw.clone()
+    for _ in range(4):
+        learner.adapt(nn.functional.cross_entropy(learner(x), y))
+    outputs = learner(x_query)
+    outputs.square().mean().backward()
+    post = learner.posterior()
+    kl = learner.kl()
+    grads = torch.autograd.grad(kl + post._mean.square().sum() + post._variance.sum(), list(niw.parameters()))
+    found = [outputs, kl, post._mean, post._variance, *grads, *(p.grad for p in niw.parameters())]
+    return [t.detach().clone() for t in found]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"curvature": "ggn"}, {"trace": "none", "precondition": False}, {"wishart": "full"}]
+)
+def test_blocks_make_no_difference(options, request):
+    expected = episode(options)
+    request.getfixturevalue("small_blocks")
+    for _ in range(3):  # in fresh memory, and in memory used before
+        for ours, whole in zip(episode(options), expected):
+            assert torch.allclose(ours, whole, rtol=1e-5, atol=1e-7)
+    assert vectors._memory
+
+
+def test_random_numbers_are_the_same_in_blocks(small_blocks):
+    noise = vectors.blockwise(torch.randn_like)
+    torch.manual_seed(0)
+    expected = torch.randn(100)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert torch.equal(noise(torch.empty(100)), expected)
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it(small_blocks):
+    first = vectors.empty_vector(100, torch.float32)
+    view, place = first[3:7], first.data_ptr()
+    del first
+    second = vectors.empty_vector(100, torch.float32)
+    assert second.data_ptr() != place  # a view still refers to the first
+    del view
+    third = vectors.empty_vector(100, torch.float32)
+    assert third.data_ptr() == place
+    assert len(vectors._memory) == 2
+
+
+def test_memory_of_other_sizes_is_given_back(small_blocks):
+    kept, left = vectors.empty_vector(100, torch.float32), vectors.empty_vector(100, torch.float32)
+    kept.fill_(1.0)
+    del left
+    vectors.empty_vector(200, torch.float32)
+    assert sorted(memory.nbytes for memory in vectors._memory) == [400, 800]
+    assert (kept == 1.0).all()
+
+
+def test_a_graph_keeps_its_saved_memory(small_blocks):
+    saved = vectors.empty_vector(100, torch.float32).fill_(3.0).requires_grad_()
+    value = saved.square().sum()
+    place = saved.data_ptr()
+    del saved
+    assert vectors.empty_vector(100, torch.float32).data_ptr() != place
+    value.backward()
