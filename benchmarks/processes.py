@@ -17,12 +17,15 @@ def peak_memory():
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def in_own_process(script, threads, **options):
-    """Runs a script with --name value for each option and returns the JSON on the last line that it prints."""
+def in_own_process(script, threads, variables=None, **options):
+    """
+    Runs a script with --name value for each option, and environment variables if given, and returns the JSON on the
+    last line that it prints.
+    """
     command = [sys.executable, "-W", "ignore", str(script), "--threads", str(threads)]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **(variables or {})}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(ROOT / "benchmarks")]
 
 import complexity
+import complexity_report
 import cost
 import demo
 import heads
@@ -68,25 +69,41 @@ def test_the_heads_benchmark_measures_an_episode_with_the_head_and_without(name)
 
 @pytest.mark.parametrize("method", [m for m in complexity.METHODS if m not in ("niw-compiled-5", "niw-50")])
 def test_the_complexity_benchmark_measures_every_method(method):
-    measured = complexity.measure("sine-line", method, seconds=0.0)
+    measured = complexity.measure(f"time/sine-line/{method}", seconds=0.0)
     assert measured["seconds"] > 0
     assert measured["runs"] == 3
 
 
-def test_the_complexity_benchmark_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("cell", ["memory/sine-line/niw-5", "parts/sine-line", "growth/1e4", "predict/sine-line"])
+def test_the_complexity_benchmark_measures_every_kind_of_cell(cell):
+    assert all(value >= 0 for value in complexity.measure(cell, seconds=0.0).values())
+
+
+def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def fake(script, threads, measure, seconds):
+    def fake(script, threads, variables, measure, seconds):
         asked.append(measure)
-        return {"seconds": 0.004 if "maml" in measure else 0.002, "peak": 300.0, "own": 20.0, "runs": 5}
+        kind, _, method = (measure + "//").split("/")[:3]
+        if kind == "parts":
+            return {"d": 10, **dict.fromkeys(complexity_report.STEP + complexity_report.ONCE, 0.001)}
+        if kind == "predict":
+            return {"loop": 0.003, "together": 0.001}
+        slow = {"protonet": 1, "maml-1": 2, "niw-5": 3}.get(method, 4)
+        return {"seconds": 0.002 * slow, "own": 10.0 * slow, "peak": 100.0, "runs": 3}
 
     monkeypatch.setattr(complexity, "in_own_process", fake)
-    options = {"networks": ["sine-line"], "methods": ["protonet", "maml-1"], "seconds": 1.0, "threads": 1}
+    options = {"networks": ["sine-line"], "methods": ["protonet", "maml-1", "niw-5", "fo-maml-5"], "seconds": 1.0}
     for rounds in (1, 2):
-        complexity.run(argparse.Namespace(rounds=rounds, results=tmp_path, **options))
-    assert asked == ["sine-line/protonet", "sine-line/maml-1"] * 2
-    complexity.report(argparse.Namespace(results=tmp_path))
-    assert "| maml-1 | 4.00 (4.00 to 4.00) | 2.00 | 1.00 | 20 | 1.00 | 1.00 |" in capsys.readouterr().out
+        complexity.run(argparse.Namespace(rounds=rounds, results=tmp_path, threads=1, **options))
+    assert asked.count("time/sine-line/protonet") == 2
+    assert asked.count("memory/sine-line/protonet") == 1
+    complexity.report(tmp_path)
+    text = capsys.readouterr().out
+    assert "| maml-1 | 4.00 (4.00 to 4.00) | 2.00 | 1.00 | 20.0 | 2.00 | 1.00 |" in text
+    assert "| NIW / first-order MAML, 5 steps: time | <= 1.10 | sine-line 0.750 | met |" in text
+    assert "| 10 sampled networks, a loop / at once: time | >= 2.00 | omniglot 3.00, sine-line 3.00 | met |" in text
+    assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
 @pytest.fixture

@@ -1,0 +1,308 @@
+"""What one process of `complexity.py` measures: one cell of its tables."""
+
+import itertools
+import statistics
+import time
+
+import torch
+from processes import peak_memory
+from torch import nn
+from torch.nn import functional as F
+
+from l2l_niw import NIW, EpisodicModel
+from l2l_niw.chain import Chain, langevin_step, noise_variance
+from l2l_niw.closed_form import draw
+from l2l_niw.episode import chain_precision, kl_to_prior, pull_back
+from l2l_niw.episodes import Episodes
+from l2l_niw.heads import NearestCentroid
+from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
+
+import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
+
+
+class Readout(nn.Module):
+    """A backbone with a linear layer, for methods that adapt one."""
+
+    def __init__(self, backbone, width, outputs):
+        super().__init__()
+        self.backbone, self.out = backbone, nn.Linear(width, outputs)
+
+    def forward(self, x):
+        return self.out(self.backbone(x).flatten(1))
+
+
+def images(size, channels=3, ways=5, shots=1, queries=15):
+    y = torch.arange(ways)
+    support = torch.randn(ways * shots, channels, size, size), y.repeat(shots)
+    return support, (torch.randn(ways * queries, channels, size, size), y.repeat(queries))
+
+
+def points(inputs, targets, shots, queries):
+    return tuple((torch.randn(n, *inputs), torch.randn(n, targets)) for n in (shots, queries))
+
+
+# name: (network, its features' width, one episode's data, loss)
+NETWORKS = {
+    "sine-line": (lambda: MLP(1, (40, 40), activate_last=True), 40, lambda: points((1,), 1, 5, 45), F.mse_loss),
+    "conv-4": (
+        lambda: l2l.vision.models.CNN4Backbone(hidden_size=32, channels=3, max_pool=True),
+        800, lambda: images(84), F.cross_entropy,
+    ),
+    "pose": (lambda: PoseEncoder(), 64, lambda: points((1, 128, 128), 2, 15, 15), F.mse_loss),
+    "resnet-18": (lambda: timm_backbone("resnet18"), 512, lambda: images(84, queries=5), F.cross_entropy),
+    "vit-small": (
+        lambda: timm_backbone("dino-small", img_size=80), 384, lambda: images(80, queries=5), F.cross_entropy,
+    ),
+}  # fmt: skip
+STEPS = (1, 3, 5)
+METHODS = [
+    "protonet",
+    *(f"{m}-{k}" for m in ("maml", "higher", "fo-maml") for k in STEPS),
+    "reptile-5",
+    *(f"niw-{k}" for k in (1, 2, 3, 5, 50)),
+    *(f"niw-paper-{k}" for k in (2, 5)),
+    *(f"niw-batch-{k}" for k in (2, 5)),
+    "niw-compiled-5",
+]
+BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said
+
+
+def protonet_of(network):
+    backbone, _, _, loss = NETWORKS[network]
+    if loss is F.mse_loss:  # no classes: the cost of one forward and backward of support and query
+        model = Readout(backbone(), NETWORKS[network][1], NETWORKS[network][2]()[0][1].shape[-1])
+
+        def run(support, query):
+            (loss(model(support[0]), support[1]) + loss(model(query[0]), query[1])).backward()
+
+        return model, run
+    model = EpisodicModel(backbone(), NearestCentroid("cosine", 10.0))
+    return model, lambda support, query: model(*support, query[0]).nll(query[1]).backward()
+
+
+def readout_of(network):
+    backbone, width, data, loss = NETWORKS[network]
+    (_, y), _ = data()
+    return Readout(backbone(), width, y.shape[-1] if loss is F.mse_loss else int(y.max()) + 1)
+
+
+def prepare(network, method):
+    """What is trained, and a function that runs one episode or a batch of them, gradients included."""
+    name, _, steps = method.rpartition("-")
+    if method == "protonet":
+        return *protonet_of(network), 1
+    loss, steps, model = NETWORKS[network][3], int(steps), readout_of(network)
+    if name.startswith("niw"):
+        return niw_of(network, name, steps, model, loss)
+    if name == "higher":
+        return model, higher_of(model, steps, loss), 1
+    maml = l2l.algorithms.MAML(model, lr=0.01, first_order=name != "maml")
+
+    def run(support, query):
+        learner = maml.clone()
+        for _ in range(steps):
+            learner.adapt(loss(learner(support[0]), support[1]))
+        if name == "reptile":
+            for p, q in zip(model.parameters(), learner.parameters()):
+                p.grad = p.detach() - q.detach()
+        else:
+            loss(learner(query[0]), query[1]).backward()
+
+    return maml, run, 1
+
+
+def higher_of(model, steps, loss):
+    import higher
+
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+
+    def run(support, query):
+        with higher.innerloop_ctx(model, inner, copy_initial_weights=False) as (learner, optimiser):
+            for _ in range(steps):
+                optimiser.step(loss(learner(support[0]), support[1]))
+            loss(learner(query[0]), query[1]).backward()
+
+    return run
+
+
+def niw_of(network, name, steps, model, loss):
+    burn_in = min(2, steps - 1)
+    if name in ("niw-batch", "niw-compiled"):
+        size = BATCH.get(network, 2)
+        niw = NIW(batch_statistics(model), lr=0.01, burn_in=burn_in)
+        episodes = Episodes(
+            niw, lambda net, x, y: loss(net(x), y), steps=steps, memory=2**32, compile=name == "niw-compiled"
+        )
+
+        def run_batch(support, query):
+            batch = ([t.expand(size, *t.shape).contiguous() for t in part] for part in (support, query))
+            episodes(*batch).backward()
+
+        return niw, run_batch, size
+    if name == "niw-paper":  # chains on support and query, and the objective on both
+        niw = NIW(model, lr=0.01, burn_in=burn_in, trace="none", precondition=False, auto_kl=False)
+
+        def run_paper(support, query):
+            x, y = (torch.cat(pair) for pair in zip(support, query))
+            learner = niw.clone()
+            for _ in range(steps):
+                learner.adapt(loss(learner(x), y))
+            post = learner.posterior()
+            learner.objective(loss(post.network(post.rsample())(x), y), n=len(x)).backward()
+
+        return niw, run_paper, 1
+    niw = NIW(model, lr=0.01, burn_in=burn_in)
+
+    def run(support, query):
+        learner = niw.clone()
+        for _ in range(steps):
+            learner.adapt(loss(learner(support[0]), support[1]))
+        loss(learner(query[0]), query[1]).backward()
+
+    return niw, run, 1
+
+
+def timed(run, seconds, warm=1, least=3):
+    """Seconds of each run, once warm: `least` at least, and as many as fit."""
+    for _ in range(warm):
+        run()
+    times, began = [], time.perf_counter()
+    while len(times) < least or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def episode_of(network, method):
+    torch.manual_seed(0)
+    trained, run, size = prepare(network, method)
+    support, query = NETWORKS[network][2]()
+    opt = torch.optim.SGD(trained.parameters(), 1e-4)
+
+    def episode():
+        opt.zero_grad()
+        run(support, query)
+        opt.step()
+
+    return episode, size
+
+
+def measure_time(network, method, seconds):
+    """Median seconds of an episode with its optimiser step."""
+    episode, size = episode_of(network, method)
+    times = timed(episode, seconds, warm=2 if method == "niw-compiled-5" else 1)
+    return {"seconds": statistics.median(times) / size, "runs": len(times)}
+
+
+def measure_memory(network, method, seconds):
+    """Peak memory in MB, that of the process after its imports taken off."""
+    before = peak_memory()
+    episode, _ = episode_of(network, method)
+    for _ in range(2):
+        episode()
+    peak = peak_memory()
+    return {"own": peak - before, "peak": peak}
+
+
+def measure_parts(network, seconds):
+    """Median seconds of what a 5-step NIW episode is made of; a step's parts are of one step."""
+    model, loss = readout_of(network), NETWORKS[network][3]
+    (x, y), (x_query, y_query) = NETWORKS[network][2]()
+    niw = NIW(model, lr=0.01)
+    learner = niw.clone()
+    for _ in range(5):
+        learner.adapt(loss(learner(x), y))
+    episode, prior, options = learner._episode, learner._prior, niw.options
+    chain, flat, layout = episode.chain, prior.flat, prior.layout
+    parameters = list(model.parameters())
+
+    def backward(x, y):
+        value = loss(model(x), y)
+        start = time.perf_counter()
+        torch.autograd.grad(value, parameters)
+        return time.perf_counter() - start
+
+    gradient = layout.flatten(parameters).detach()
+    noise = torch.randn_like(gradient)
+    moments = chain.theta, noise_variance(0.01, options.temperature, len(x)), episode.scale
+
+    def closed_form():
+        a = chain_precision(options, layout, chain, None, [True], *moments[1:]).clamp_(*options.precision_range)
+        draw(flat.m0, flat.log_variance, chain.mean, a, options.curvature.offset(chain, a))
+
+    def step():
+        chain.append(langevin_step(chain.theta, gradient, 0.01, 1e-4, len(x), episode.scale, noise), 2)
+
+    def back(kl_weight):
+        pull_back(options, prior, flat, chain.mean, episode.a, episode.offset, gradient, kl_weight)
+
+    def median(run):
+        return statistics.median(timed(run, seconds / 10))
+
+    with torch.no_grad():
+        found = {
+            "forward": median(lambda: loss(model(x), y)),
+            "noise": median(lambda: torch.randn_like(chain.theta)),
+            "step and moments": median(step),
+            "closed form and draw": median(closed_form),
+            "query forward": median(lambda: loss(model(x_query), y_query)),
+            "draw's gradient": median(lambda: back(0.0)),
+            "KL": median(lambda: kl_to_prior(prior, flat, chain.mean, episode.a)),
+            "KL's gradient": max(0.0, median(lambda: back(1e-4)) - median(lambda: back(0.0))),
+        }
+    found["backward"] = statistics.median(backward(x, y) for _ in range(5))
+    found["query backward"] = statistics.median(backward(x_query, y_query) for _ in range(5))
+    return {"d": layout.d, **found}
+
+
+def measure_growth(d, seconds):
+    """Median seconds of all that is O(d) in a 5-step episode: steps, noise, moments, closed form, draw, meta-gradient."""
+    d = int(float(d))
+    niw = NIW(nn.Linear(d, 1, bias=False), lr=0.01)
+    prior, options = niw._prior(), niw.options
+    flat, gradient = prior.flat, torch.randn(d)
+
+    @torch.no_grad()
+    def episode():
+        scale, chain = prior.growth(), Chain(flat.m0)
+        for _ in range(5):
+            chain = chain.append(langevin_step(chain.theta, gradient, 0.01, 1e-4, 5, scale, None), 2)
+        a = chain_precision(options, prior.layout, chain, None, [True], 1e-6, scale).clamp_(*options.precision_range)
+        offset = options.curvature.offset(chain, a)
+        draw(flat.m0, flat.log_variance, chain.mean, a, offset)
+        pull_back(options, prior, flat, chain.mean, a, offset, gradient, 1e-4)
+
+    return {"seconds": statistics.median(timed(episode, seconds, warm=2))}
+
+
+def measure_prediction(network, seconds):
+    """Median seconds of a prediction with 10 sampled networks, at once and one after another."""
+    torch.manual_seed(0)
+    if network == "omniglot":
+        model, x = batch_statistics(l2l.vision.models.OmniglotCNN(20, hidden_size=64)), torch.randn(20, 1, 28, 28)
+    else:
+        model, x = readout_of(network), NETWORKS[network][2]()[1][0]
+    posterior = NIW(model, lr=0.01).prior()
+    times = {True: [], False: []}
+    with torch.no_grad():
+        began = time.perf_counter()
+        for together in itertools.cycle(times):  # in turns
+            start = time.perf_counter()
+            posterior.predict(x, samples=10, together=together)
+            times[together].append(time.perf_counter() - start)
+            if len(times[False]) > 4 and time.perf_counter() - began > seconds:
+                break
+    return {"together": statistics.median(times[True][1:]), "loop": statistics.median(times[False][1:])}
+
+
+def measure(cell, seconds):
+    kind, *arguments = cell.split("/")
+    kinds = {
+        "time": measure_time,
+        "memory": measure_memory,
+        "parts": measure_parts,
+        "growth": measure_growth,
+        "predict": measure_prediction,
+    }
+    return kinds[kind](*arguments, seconds)
