@@ -21,13 +21,29 @@ import json
 from pathlib import Path
 
 import torch
-from complexity_cells import METHODS, NETWORKS, measure
+from complexity_cells import METHODS, NETWORKS, measure_memory, measure_time
+from complexity_parts import measure_growth, measure_parts, measure_prediction
 from complexity_report import report
 from processes import in_own_process
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results" / "complexity"
 DIMENSIONS = ("1e4", "1e5", "1e6", "1e7")
+
+
+KINDS = {
+    "time": measure_time,
+    "memory": measure_memory,
+    "parts": measure_parts,
+    "growth": measure_growth,
+    "predict": measure_prediction,
+}
+
+
+def measure(cell, seconds):
+    """What this process is for: a cell is 'kind/argument/...'."""
+    kind, *arguments = cell.split("/")
+    return KINDS[kind](*arguments, seconds)
 
 
 def cells(args):

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +16,18 @@ def peak_memory():
     """This process's peak resident set in MB. (getrusage's also counts the process it was forked from.)"""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def timed(run, seconds, warm=1, least=3):
+    """Seconds of each run, once warm: `least` at least, and as many as fit."""
+    for _ in range(warm):
+        run()
+    times, began = [], time.perf_counter()
+    while len(times) < least or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def in_own_process(script, threads, variables=None, **options):

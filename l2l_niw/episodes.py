@@ -136,7 +136,7 @@ class Episodes:
         if moments is None:
             found = [self._loop_posterior([t[i] for t in support], elbo_steps, lr, samples) for i in range(size)]
             moments = [torch.stack(t) for t in zip(*((p._mean, p._variance) for p in found))]
-        return Posterior(self.niw.module, prior.layout, *moments)
+        return Posterior(self.niw.module, prior.layout, *moments, together=False if self._one_by_one else None)
 
     def _moments(
         self, prior: Prior, support: Data, elbo_steps: Optional[int], lr: float, samples: int

@@ -57,7 +57,7 @@ class NIWLearner(BaseLearner):
         )
 
     def _set(self, **attributes) -> None:
-        """Plain attributes. A module's own way of setting them, one by one, would be a good part of a small step."""
+        """Plain attributes: a module's own way of setting them would be a good part of a small step."""
         self.__dict__.update(attributes)
 
     def forward(self, *args, **kwargs):
@@ -256,8 +256,7 @@ class NIWLearner(BaseLearner):
         options = self.niw.options
         if options.auto_kl:
             raise ArgumentError(
-                "objective: NIW was built with auto_kl=True, so the KL's gradient is added already; "
-                "build it with auto_kl=False to write the objective out."
+                "objective: with auto_kl=True the KL's gradient is added already; build NIW with auto_kl=False."
             )
         if options.kl_weight == 0:
             return loss

@@ -1,5 +1,6 @@
 """Many sampled networks at once: the outputs of all of them in one call of each operation."""
 
+import warnings
 from typing import Any, Dict, List, Tuple, Type, Union
 
 import torch
@@ -80,7 +81,13 @@ def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict,
             return [call.pack(tuple(t[s] for t in outputs)) for s in range(lead[0])]
         except NIWError:
             raise
-        except RuntimeError:  # not vmap's doing, if the loop raises it again
+        except RuntimeError as error:  # not vmap's doing, if the loop raises it again
+            reason = str(error).splitlines()[0]
+            warnings.warn(
+                f"Sampled networks run one after another instead of at once: {reason} With together=False they do "
+                "so without a warning.",
+                stacklevel=4,
+            )
             everything.update({k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()})
     return [loop(call, {k: t[s] for k, t in everything.items()}, over_tasks) for s in range(lead[0])]
 

@@ -27,6 +27,7 @@ class Posterior:
     * **layout** (Layout) - Where its random weights stand in the flat vectors.
     * **mean** (Tensor) - Flat vector of means, (d,), or of B tasks, (B, d).
     * **variance** (Tensor) - Flat vector of variances, of the same shape.
+    * **together** (bool, *optional*, default=None) - What `predict` takes, where it is known beforehand.
 
     **Example**
 
@@ -36,8 +37,10 @@ class Posterior:
     ~~~
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, mean: Tensor, variance: Tensor):
-        self._module, self._layout = module, layout
+    def __init__(
+        self, module: nn.Module, layout: Layout, mean: Tensor, variance: Tensor, together: Optional[bool] = None
+    ):
+        self._module, self._layout, self._together = module, layout, together
         self._mean, self._variance = mean, variance
 
     @property
@@ -98,6 +101,7 @@ class Posterior:
             after another. Defaults to whether that is faster: yes, unless the model has convolutions and
             runs on a CPU, where each network by itself is a better use of it.
         """
+        together = self._together if together is None else together
         if together is None:
             convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
             together = not (convolves and self._mean.device.type == "cpu")

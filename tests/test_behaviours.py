@@ -208,9 +208,13 @@ def test_recurrent_networks(kind):
     assert last < first
     last.backward()
     assert all(p.grad.abs().max() > 0 for p in niw.parameters())
-    outputs = learner.posterior().predict(x, samples=3)
+    with pytest.warns(UserWarning, match="one after another.*together=False"):  # vmap knows no recurrent layer
+        outputs = learner.posterior().predict(x, samples=3)
     assert outputs.shape == (3, 6, 2)
     assert outputs.std(0).min() > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.posterior().predict(x, samples=3, together=False)
     assert not torch.equal(learner.module.rnn._flat_weights[0], niw.module.rnn._flat_weights[0])
 
 
