@@ -6,13 +6,13 @@ from typing import List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from l2l_niw.vectors import blockwise
+from l2l_niw import vectors
 from l2l_niw.weights import Layout
 from l2l_niw.wishart import from_raw, mode
 
 
 class Flat(torch.autograd.Function):
-    """Tensors as one vector, with a graph to them."""
+    """Tensors as one large vector, with a graph to them."""
 
     @staticmethod
     def forward(ctx, layout: Layout, *leaves: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class FlatPrior(NamedTuple):
         return torch.exp(-self.log_variance)
 
 
-@blockwise
+@vectors.blockwise
 def growth(log_variance: Tensor, log_start: Tensor) -> Tensor:
     return torch.exp(log_variance - log_start)
 
@@ -68,9 +68,12 @@ class Prior:
     @cached_property
     def flat(self) -> FlatPrior:
         """Flat vectors with a graph to the leaves, as they are when this is first asked for."""
-        k = len(self.layout.names)
+        k, layout = len(self.layout.names), self.layout
+        parts = self.leaves[:k], self.leaves[k:-1]
         with torch.inference_mode(False), torch.enable_grad():
-            m0, log_variance = (Flat.apply(self.layout, *part) for part in (self.leaves[:k], self.leaves[k:-1]))
+            m0, log_variance = (
+                Flat.apply(layout, *part) if layout.d > vectors.LARGE else layout.flatten(part) for part in parts
+            )
             return FlatPrior(m0, log_variance, self.leaves[-1].clone())
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(ROOT / "benchmarks")]
 
 import complexity
+import complexity_profile
 import complexity_report
 import cost
 import demo
@@ -104,6 +105,15 @@ def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, mon
     assert "| NIW / first-order MAML, 5 steps: time | <= 1.10 | sine-line 0.750 | met |" in text
     assert "| 10 sampled networks, a loop / at once: time | >= 2.00 | omniglot 3.00, sine-line 3.00 | met |" in text
     assert (tmp_path / "steps.png").stat().st_size > 1000
+
+
+def test_the_complexity_benchmark_profiles_an_episode(tmp_path, monkeypatch):
+    monkeypatch.setattr(complexity_profile, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["complexity_profile.py", "sine-line/niw-2", "--repeats", "2"])
+    complexity_profile.main()
+    text = (tmp_path / "profiles" / "sine-line_niw-2.txt").read_text()
+    assert "aten::addmm" in text
+    assert "learner.py" in text
 
 
 @pytest.fixture
