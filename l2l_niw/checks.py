@@ -58,14 +58,13 @@ def check_frozen(layout: Layout, allow_nograd: bool) -> None:
 
 
 def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
+    """Whether a loss can be stepped on; its value is looked at with the step's."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise LossError(f"{what} must be a scalar tensor; average it over the support first.")
     if not loss.requires_grad:
         raise LossError(
             f"{what} has no graph. Compute it from this learner's outputs, outside of no_grad and inference_mode."
         )
-    if at_hand(loss):
-        check_finite(loss, what)
 
 
 def check_finite(losses: Tensor, what: str) -> None:
@@ -94,10 +93,11 @@ def check_used(names: List[str], used: Sequence[bool], allow_unused: bool) -> No
         )
 
 
-def check_step(layout: Layout, gradient: Tensor, theta: Tensor) -> None:
+def check_step(layout: Layout, loss: Tensor, gradient: Tensor, theta: Tensor) -> None:
     """One look at the whole step; only one that failed is searched for what to blame."""
-    if math.isfinite(theta.sum().item()):
+    if math.isfinite((theta.sum() + loss).item()):
         return
+    check_finite(loss, "adapt: the loss")
     blame = "the step's result"
     for name, part in layout.named(gradient, cast=False).items():
         if not torch.isfinite(part).all():

@@ -175,7 +175,7 @@ class NIWLearner(BaseLearner):
             theta = layout.keep(theta, before, [g is not None for g in gradients])
             chain = self._chain.append(theta, options.burn_in)
         if at_hand(theta):
-            check_step(layout, gradient, theta)
+            check_step(layout, loss, gradient, theta)
             return chain, None
         sound = torch.isfinite(loss.detach() + theta.detach().sum())
         earlier = None if self._episode is None else self._episode.sound

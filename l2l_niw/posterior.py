@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from l2l_niw.checks import check_loss, check_number
+from l2l_niw.checks import check_finite, check_loss, check_number
 from l2l_niw.errors import LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.networks import Outputs, run_networks, stack
@@ -83,6 +83,7 @@ class Posterior:
         if not seen:
             raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
         check_loss(value, "posterior: nll's loss")
+        check_finite(value, "posterior: nll's loss")
         return torch.autograd.grad(value, weights)[0], sum(seen)
 
     def predict(self, *args, samples: int = 10, together: Optional[bool] = None, **kwargs) -> Outputs:
