@@ -1,0 +1,45 @@
+"""Intervals for means over tasks, by resampling tasks."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError
+
+
+class Interval(NamedTuple):
+    """A mean over tasks, and the interval that holds it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: int = 0) -> Interval:
+    """
+    **Description**
+
+    The mean of a value a task, with its percentile interval over resampled sets of tasks. For the difference of
+    two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard.
+
+    **Arguments**
+
+    * **values** (Tensor) - One a task.
+    * **resamples** (int, *optional*, default=2000) - Sets of tasks that are drawn, with replacement.
+    * **level** (float, *optional*, default=0.95) - How often the interval holds the mean.
+    * **seed** (int, *optional*, default=0) - Makes the interval repeatable.
+    """
+    check_number("resamples", resamples, 1, whole=True)
+    if not 0 < level < 1:
+        raise ArgumentError(f"level must lie between 0 and 1, got {level!r}.")
+    values = values.detach().double().reshape(-1)
+    if len(values) < 2 or not torch.isfinite(values).all():
+        raise ArgumentError("values must be finite numbers, one a task, of two tasks at least.")
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.stack(
+        [values[torch.randint(len(values), (len(values),), generator=generator)].mean() for _ in range(resamples)]
+    )
+    low, high = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype)).tolist()
+    return Interval(values.mean().item(), low, high)
