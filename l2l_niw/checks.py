@@ -2,7 +2,7 @@
 
 import math
 import operator
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ def check_number(name: str, value: object, low: float, strict: bool = False, who
         right = False
     if not right:
         raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
+
+
+def check_count(n: Optional[int]) -> None:
+    if n is not None:
+        check_number("n, the number of data behind the loss,", n, 1, whole=True)
 
 
 def at_hand(tensor: Tensor) -> bool:
@@ -57,14 +62,16 @@ def check_frozen(layout: Layout, allow_nograd: bool) -> None:
         )
 
 
-def check_loss(loss: Tensor, what: str = "adapt: the loss") -> None:
-    """Whether a loss can be stepped on; its value is looked at with the step's."""
+def check_loss(loss: Tensor, what: str = "adapt: the loss", look: bool = True) -> None:
+    """Whether a loss can be stepped on. A step looks at its value later, with its own."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise LossError(f"{what} must be a scalar tensor; average it over the support first.")
     if not loss.requires_grad:
         raise LossError(
             f"{what} has no graph. Compute it from this learner's outputs, outside of no_grad and inference_mode."
         )
+    if look and at_hand(loss):
+        check_finite(loss, what)
 
 
 def check_finite(losses: Tensor, what: str) -> None:

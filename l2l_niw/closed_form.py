@@ -70,7 +70,7 @@ def slopes(
     """
     p0 = torch.exp(-log_variance)
     share = adapted_share(a, p0)
-    rest = p0 / a * share
+    rest = 1.0 / (1.0 + a / p0)
     distance = m_bar - m0
     moved, deviation = share * distance, share.sqrt() * offset
     slope = torch.add(moved, deviation, alpha=0.5).mul_(rest)  # the share's
@@ -92,7 +92,7 @@ def posterior_slopes(
     """What m_0 and log(V_0 / n_0) get for gradients in the posterior's mean and variance."""
     p0 = torch.exp(-log_variance)
     share = adapted_share(a, p0)
-    rest = p0 / a * share
+    rest = 1.0 / (1.0 + a / p0)
     g_m0 = g_mean * rest
     return g_m0, share * (m_bar - m0) * g_m0 + g_variance * rest / (a + p0)
 

@@ -12,6 +12,7 @@ from l2l_niw.checks import check_degrees, check_sound
 from l2l_niw.closed_form import draw, episode_posterior, expected_kl, posterior_slopes, slopes
 from l2l_niw.options import Options
 from l2l_niw.prior import FlatPrior, Prior
+from l2l_niw.vectors import copy_of
 from l2l_niw.weights import Layout
 from l2l_niw.wishart import gap_slope
 
@@ -221,7 +222,7 @@ class ModelWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx, prior: Prior, *flat: Tensor) -> Tuple[Tensor, ...]:
         ctx.prior = prior
-        return tuple(prior.layout.pieces(flat[0]))
+        return tuple(prior.layout.pieces(copy_of(flat[0])))
 
     @staticmethod
     def backward(ctx, *gradients: Tensor):

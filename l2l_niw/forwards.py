@@ -36,20 +36,26 @@ def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
     return None
 
 
+def versions_of(tensors: List[Tensor]) -> List[int]:
+    """How often each tensor has been written to."""
+    return [0 if t.is_inference() else t._version for t in tensors]
+
+
 class Inputs:
     """The tensors that a forward was called with, and the versions they had then."""
 
     def __init__(self, args: tuple, kwargs: dict):
         simple = not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
         self.tensors = list(args) if simple else list(tensors_in((args, kwargs)))
-        self.versions = [0 if t.is_inference() else t._version for t in self.tensors]
+        self.versions = versions_of(self.tensors)
 
     def same_as(self, other: "Inputs") -> bool:
-        """Whether both calls got equal tensors. One and the same tensor is not compared, unless written to since."""
-        pairs = zip(self.tensors, other.tensors, self.versions, other.versions)
-        return len(self.tensors) == len(other.tensors) and all(
-            v == w if a is b else a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-            for a, b, v, w in pairs
+        """Whether both calls got equal tensors. What `other` got must not have been written to since."""
+        if len(self.tensors) != len(other.tensors) or other.versions != versions_of(other.tensors):
+            return False
+        return all(
+            a is b or a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+            for a, b in zip(self.tensors, other.tensors)
         )
 
 

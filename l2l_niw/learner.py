@@ -8,12 +8,13 @@ from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
-from l2l_niw.checks import at_hand, check_frozen, check_loss, check_number, check_step, check_used
+from l2l_niw.checks import at_hand, check_count, check_frozen, check_loss, check_number, check_step, check_used
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data
 from l2l_niw.posterior import Posterior
+from l2l_niw.prior import Prior
 from l2l_niw.weights import Replica
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class NIWLearner(BaseLearner):
     `learner.module` and `learner.parameters()` hold the chain's state.
     """
 
-    def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool):
-        prior = niw._prior()
+    def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool, prior: Optional[Prior] = None):
+        prior = prior or niw._prior()
         replica = Replica(niw.module, prior.layout)
         super().__init__(replica.module)
         with torch.inference_mode(False), torch.enable_grad():
@@ -47,7 +48,7 @@ class NIWLearner(BaseLearner):
             _scale=prior.growth() if niw.options.precondition else None,
             _replica=replica,
             _at_chain=weights,
-            _drawn=None,  # made when a query comes
+            _drawn=None,
             _chain=Chain(prior.flat.m0 if niw.options.trace == "full" else prior.flat.m0.detach()),
             _episode=None,
             _observed=None,
@@ -113,10 +114,9 @@ class NIWLearner(BaseLearner):
             batch size of the forwards that it was computed from, or 1 if there was none.
         """
         options = self.niw.options
-        if n is not None:
-            check_number("n, the number of data behind the loss,", n, 1, whole=True)
+        check_count(n)
         check_frozen(self._prior.layout, self.allow_nograd if allow_nograd is None else allow_nograd)
-        check_loss(loss)
+        check_loss(loss, look=options.curvature.needs_outputs)
         recent = self._recent
         self._set(_recent=[])  # whatever becomes of this loss, its forwards are done with
         gradients, forwards = self._gradients(loss, recent)
@@ -220,8 +220,7 @@ class NIWLearner(BaseLearner):
         for name, value, least in (("steps", steps, 0), ("samples", samples, 1)):
             check_number(name, value, least, whole=True)
         check_number("lr", lr, 0, strict=True)
-        if n is not None:
-            check_number("n, the number of data behind nll,", n, 1, whole=True)
+        check_count(n)
         mean, variance = self._prior.mode()
         host = Posterior(self.module, self._prior.layout, mean, variance)
 
@@ -260,8 +259,7 @@ class NIWLearner(BaseLearner):
             )
         if options.kl_weight == 0:
             return loss
-        if n is not None:
-            check_number("n, the number of data behind the loss,", n, 1, whole=True)
+        check_count(n)
         return loss + options.kl_weight * self.kl() / (n or self._episode.query_n)
 
     def _require_episode(self, call: str) -> Episode:
@@ -283,6 +281,7 @@ class NIWLearner(BaseLearner):
             self.niw,
             self.allow_unused if allow_unused is None else allow_unused,
             self.allow_nograd if allow_nograd is None else allow_nograd,
+            self._prior,
         )
         for own, others in zip(twin.modules(), self.modules()):
             own.training = others.training
@@ -290,7 +289,7 @@ class NIWLearner(BaseLearner):
             episode = copy.copy(self._episode)
             weights = episode.weights(at_chain=True)
             twin._replica.put(weights)
-            carried = ("_prior", "_scale", "_chain", "_observed", "_used", "_support")
+            carried = ("_chain", "_observed", "_used", "_support")
             twin._set(_episode=episode, _at_chain=weights, **{name: self.__dict__[name] for name in carried})
         return twin
 

@@ -86,7 +86,7 @@ def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict,
             warnings.warn(
                 f"Sampled networks run one after another instead of at once: {reason} With together=False they do "
                 "so without a warning.",
-                stacklevel=4,
+                stacklevel=3,
             )
             everything.update({k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()})
     return [loop(call, {k: t[s] for k, t in everything.items()}, over_tasks) for s in range(lead[0])]

@@ -7,6 +7,7 @@ import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
+from l2l_niw import vectors
 from l2l_niw.chain import noise_variance
 from l2l_niw.checks import at_hand, check_degrees, check_number
 from l2l_niw.closed_form import adapted_share
@@ -139,6 +140,7 @@ class NIW(BaseLearner):
         if prior_precision is None:
             prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
         self._initialise(prior_precision, n0)
+        vectors.release()  # what earlier wrappers have left
 
     def _initialise(self, prior_precision: float, n0: Optional[float]) -> None:
         parameters = list(self.module.parameters())
@@ -247,7 +249,7 @@ class NIW(BaseLearner):
         columns = zip(layout.names, *(layout.split(t, cast=False) for t in (p0, a, adapted_share(a, p0), clamped)))
         return {
             "clamped": clamped.mean().item(),
-            "n0": prior.degrees(self.raw_n0).item(),
+            "n0": prior.degrees(prior.flat.raw_n0).item(),
             "layers": {
                 name: {
                     "prior_precision": p.median().item(),

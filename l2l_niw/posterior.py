@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from l2l_niw.checks import check_finite, check_loss, check_number
+from l2l_niw.checks import check_loss, check_number
 from l2l_niw.errors import LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.networks import Outputs, run_networks, stack
@@ -83,7 +83,6 @@ class Posterior:
         if not seen:
             raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
         check_loss(value, "posterior: nll's loss")
-        check_finite(value, "posterior: nll's loss")
         return torch.autograd.grad(value, weights)[0], sum(seen)
 
     def predict(self, *args, samples: int = 10, together: Optional[bool] = None, **kwargs) -> Outputs:
@@ -107,9 +106,13 @@ class Posterior:
             convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
             together = not (convolves and self._mean.device.type == "cpu")
         check_number("samples", samples, 1, whole=True)
-        noise = torch.stack([torch.randn_like(self._mean) for _ in range(samples)])  # one by one, as `sample` draws
-        weights = self._layout.named(torch.addcmul(self._mean, self._variance.sqrt(), noise))
-        return stack(run_networks(self._module, weights, args, kwargs, together))
+        sizes = [samples] if together else [1] * samples  # networks that are held at a time
+        outputs = []
+        for size in sizes:
+            noise = torch.stack([torch.randn_like(self._mean) for _ in range(size)])  # one by one, as `sample` draws
+            weights = self._layout.named(torch.addcmul(self._mean, self._variance.sqrt(), noise))
+            outputs += run_networks(self._module, weights, args, kwargs, together)
+        return stack(outputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(d={self._layout.d})"

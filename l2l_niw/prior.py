@@ -16,13 +16,12 @@ class Flat(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, layout: Layout, *leaves: Tensor) -> Tensor:
-        ctx.layout, ctx.dtypes = layout, [leaf.dtype for leaf in leaves]
+        ctx.layout = layout
         return layout.flatten(leaves)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        parts = ctx.layout.split(gradient, cast=False)
-        return (None, *(part.to(dtype) for part, dtype in zip(parts, ctx.dtypes)))
+        return (None, *ctx.layout.split(gradient, cast=False))
 
 
 class FlatPrior(NamedTuple):
@@ -76,10 +75,10 @@ class Prior:
             )
             return FlatPrior(m0, log_variance, self.leaves[-1].clone())
 
-    @torch.no_grad()
     def growth(self) -> Tensor:
         """How many times its first value V_0 / n_0 is now, a factor for each weight."""
-        return growth(self.flat.log_variance, self.log_start)
+        with torch.inference_mode(False), torch.no_grad():
+            return growth(self.flat.log_variance, self.log_start)
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "flat"}  # a graph cannot be copied, but made anew

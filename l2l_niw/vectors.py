@@ -27,13 +27,27 @@ def is_large(vector: Tensor) -> bool:
     return vector.dim() == 1 and vector.numel() > LARGE and vector.device.type == "cpu"
 
 
+def unused() -> List[int]:
+    """Which memory no tensor refers to: what the list and the call itself refer to, and nothing else."""
+    return [i for i in range(len(_memory)) if sys.getrefcount(_memory[i]) == 2]
+
+
+def release() -> None:
+    """Gives memory back that no vector uses. A new `NIW` does so with what earlier ones have left."""
+    with _lock:
+        free = set(unused())
+        _memory[:] = [memory for i, memory in enumerate(_memory) if i not in free]
+
+
+def copy_of(vector: Tensor) -> Tensor:
+    return empty_vector(len(vector), vector.dtype).copy_(vector) if is_large(vector) else vector.clone()
+
+
 def empty_vector(d: int, dtype: torch.dtype) -> Tensor:
     """A vector of d weights, in memory that an earlier one has left, if there is any."""
     size = d * dtype.itemsize
     with _lock:
-        free = [sys.getrefcount(_memory[i]) == 2 for i in range(len(_memory))]  # by the list and by this call alone
-        found = next((memory for memory, unused in zip(_memory, free) if unused and memory.nbytes == size), None)
-        _memory[:] = [memory for memory, unused in zip(_memory, free) if not unused or memory.nbytes == size]
+        found = next((_memory[i] for i in unused() if _memory[i].nbytes == size), None)
         if found is None:
             found = np.empty(size, np.uint8)
             _memory.append(found)
@@ -53,18 +67,21 @@ def blockwise(function: Callable[..., Vectors]) -> Callable[..., Vectors]:
     **Description**
 
     Makes a function that works weight by weight go through large vectors in blocks. Its first argument is a vector;
-    others are cut like it, and what is no vector is handed on. It returns one vector or several.
+    others of the same length are cut like it, and scalars and what is no tensor are handed on. It returns one
+    vector or several. Where a tensor has another shape, as with several episodes, all is done at once.
     """
 
     @wraps(function)
     def run(*args) -> Vectors:
-        if not is_large(args[0]) or torch.is_grad_enabled():
+        cut = [isinstance(a, Tensor) and a.dim() > 0 for a in args]
+        same = all(a.shape == args[0].shape for a, is_cut in zip(args, cut) if is_cut)
+        if not is_large(args[0]) or not same or torch.is_grad_enabled():
             return function(*args)
         d, wholes = len(args[0]), []
         starts = [*range(0, d - BLOCK + 1, BLOCK)]
         for start, end in zip(starts, [*starts[1:], d]):  # the last has what remains too
             part = slice(start, end)
-            found = function(*(a[part] if isinstance(a, Tensor) and a.dim() else a for a in args))
+            found = function(*(a[part] if is_cut else a for a, is_cut in zip(args, cut)))
             results = found if isinstance(found, tuple) else (found,)
             wholes = wholes or [empty_vector(d, r.dtype) for r in results]
             for whole, result in zip(wholes, results):

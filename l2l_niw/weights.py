@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from l2l_niw.errors import ModelError
+from l2l_niw.errors import ArgumentError, ModelError
 from l2l_niw.vectors import concatenate
 
 
@@ -88,7 +88,7 @@ class Layout:
 
     def pieces(self, flat: Tensor) -> List[Tensor]:
         """As `split`, for one vector and where no graph is recorded: a third of the time, in one look-up a weight."""
-        parts = [flat.as_strided(*place) for place in self._places]
+        parts = [flat.as_strided(*place) for place in self._places]  # of a vector that is no view
         return parts if self.uniform else [part.to(dtype) for part, dtype in zip(parts, self.dtypes)]
 
     def keep(self, new: Tensor, old: Tensor, used: Sequence[bool]) -> Tensor:
@@ -117,15 +117,17 @@ class Stateless:
 
     def __init__(self, module: nn.Module):
         self.module = module
-        first: Dict[int, str] = {}
-        self._places: Dict[str, List[str]] = {}  # of a parameter or buffer, by the first of them
-        for prefix, owner in module.named_modules():
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        places: Dict[int, List[str]] = {}
+        for prefix, owner in module.named_modules():  # each once, whatever its names
             for key, tensor in (*owner._parameters.items(), *owner._buffers.items()):
-                if tensor is not None:
-                    name = f"{prefix}.{key}" if prefix else key
-                    self._places.setdefault(first.setdefault(id(tensor), name), []).append(name)
+                places.setdefault(id(tensor), []).append(f"{prefix}.{key}" if prefix else key)
+        self._places = {name: places[id(tensor)] for name, tensor in tensors}
 
     def __call__(self, tensors: Mapping[str, Tensor], args: tuple, kwargs: dict) -> Any:
+        unknown = tensors.keys() - self._places.keys()
+        if unknown:
+            raise ArgumentError(f"weights: the model has no parameter or buffer '{min(unknown)}'.")
         everywhere = {place: t for name, t in tensors.items() for place in self._places[name]}
         return functional_call(self.module, everywhere, args, kwargs, tie_weights=False)
 

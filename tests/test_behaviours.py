@@ -9,6 +9,7 @@ from torch import nn
 
 from l2l_niw import NIW
 from l2l_niw.episodes import Episodes
+from l2l_niw.errors import ArgumentError
 
 
 def small_model():
@@ -184,6 +185,68 @@ def test_layers_registered_twice_keep_their_own_weights(use):
         for p in model.parameters():
             p.mul_(2)
     assert torch.allclose(post.network(doubled)(x[0]), model(x[0]))
+
+
+def test_weights_of_another_model_are_refused():
+    post = NIW(nn.Linear(3, 2), lr=0.1).prior()
+    with pytest.raises(ArgumentError, match="no parameter or buffer 'other'"):
+        post.network({"other": torch.zeros(2)})(torch.randn(4, 3))
+
+
+def test_a_tied_weight_goes_by_either_name():
+    model = Twice()
+    w, x = torch.randn(4, 4), torch.randn(5, 3)
+    post = NIW(model, lr=0.1).prior()
+    outputs = [post.network({name: w})(x) for name in ("features.2.weight", "features.3.weight")]
+    assert torch.equal(*outputs)
+
+
+def test_a_write_to_a_clone_s_weights_leaves_its_prior_alone():
+    niw = NIW(small_model(), lr=0.1)
+    learner = niw.clone()
+    with torch.no_grad():
+        learner.module[0].weight.zero_()
+    assert torch.equal(learner._prior.flat.m0[:200], niw.module[0].weight.flatten())
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_cloned_learner_has_the_first_one_s_layout(frozen):
+    niw = NIW(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)), lr=0.1, allow_nograd=True)
+    learner, x = niw.clone(), torch.randn(4, 3)
+    learner.adapt(learner(x).square().mean())
+    niw.module[0].requires_grad_(not frozen)
+    twin = learner.clone()
+    for a, b in zip(twin.parameters(), learner.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("change", ["assign", "double"])
+def test_a_wrapper_follows_its_parameters_between_clones(change):
+    niw, x = NIW(nn.Linear(3, 2), lr=0.1), torch.randn(4, 3)
+    niw.clone()
+    if change == "assign":
+        niw.load_state_dict(
+            {k: torch.ones_like(v) for k, v in niw.state_dict().items()} | {"full_wishart": niw.full_wishart},
+            assign=True,
+        )
+    else:
+        niw, x = niw.double(), x.double()
+    learner = niw.clone()
+    assert torch.equal(learner(x), niw.module(x))
+    learner.adapt(learner(x).square().mean())
+    learner(x + 1).square().mean().backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in niw.parameters())
+
+
+@pytest.mark.parametrize("trace", ["first", "full"])
+def test_a_clone_made_in_inference_mode_adapts(trace):
+    kl = {"kl_weight": 0.0} if trace == "full" else {}
+    niw, x = NIW(nn.Linear(3, 2), lr=0.1, trace=trace, **kl), torch.randn(4, 3)
+    with torch.inference_mode():
+        learner = niw.clone()
+    learner.adapt(learner(x).square().mean())
+    learner(x + 1).square().mean().backward()
+    assert niw.module.weight.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])

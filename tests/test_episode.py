@@ -16,7 +16,9 @@ from l2l_niw.wishart import WISHARTS
 
 @pytest.mark.parametrize("wishart", WISHARTS)
 @pytest.mark.parametrize("curvature", ["sgld", GGN("gaussian")])
-@pytest.mark.parametrize(("trace", "precondition"), [("first", True), ("first", False), ("none", False)])
+@pytest.mark.parametrize(
+    ("trace", "precondition"), [("first", True), ("first", False), ("none", True), ("none", False)]
+)
 @pytest.mark.parametrize("lead", [(), (3,)])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.7])
 def test_the_derivatives_written_out_are_autograd_s(double, wishart, curvature, trace, precondition, lead, kl_weight):
@@ -110,6 +112,14 @@ def test_a_step_that_failed_on_a_device_is_told_when_its_chain_is_used(on_a_devi
     }
     with pytest.raises(LossError, match="not finite"):
         uses[use]()
+
+
+def test_a_loss_that_was_infinite_is_remembered_though_its_step_was_sound(on_a_device):
+    task, x = NIW(nn.Linear(3, 2), lr=0.1).clone(), torch.randn(4, 3)
+    for constant in (0.0, float("inf"), 0.0):
+        task.adapt(task(x).square().mean() + constant)
+    with pytest.raises(LossError, match="not finite"):
+        task.posterior()
 
 
 def test_degrees_out_of_their_domain_are_told_on_a_device_too(on_a_device):

@@ -27,6 +27,12 @@ def fingerprint(learner, x):
     return [outputs, *post.mean.values(), *post.variance.values()], learner._chain.steps
 
 
+def test_a_loss_that_is_not_finite_is_told_before_labels_are_sampled():
+    learner, x = learner_and_data(curvature="ggn")
+    with pytest.raises(LossError, match="is nan"):
+        learner.adapt(learner(x * math.nan).square().mean())
+
+
 @pytest.mark.parametrize(
     ("make_loss", "message"),
     [

@@ -229,6 +229,15 @@ def test_parameters_thawed_after_wrapping_learn_their_variance():
         assert (v.grad is not None) == p.requires_grad, name
 
 
+def test_a_support_that_was_overwritten_is_no_support_any_more():
+    niw, learner, x, x_query = adapted()
+    first = x.clone()
+    x.copy_(torch.randn(4, 3))
+    assert not runs_at_chain(learner, learner(x.clone()), x)
+    assert not runs_at_chain(learner, learner(x), x)
+    assert not runs_at_chain(learner, learner(first), first)
+
+
 def test_memory_does_not_grow_with_steps_on_new_inputs():
     niw, learner, _, _ = adapted(steps=0)
     for _ in range(20):

@@ -1,10 +1,14 @@
 """Large vectors in blocks and in memory that is used again: the same numbers, and no vector written over."""
 
+import gc
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 from l2l_niw import NIW, vectors
+from l2l_niw.episodes import Episodes
 
 
 @pytest.fixture
@@ -65,13 +69,43 @@ def test_memory_is_used_again_once_nothing_refers_to_it(small_blocks):
     assert len(vectors._memory) == 2
 
 
-def test_memory_of_other_sizes_is_given_back(small_blocks):
-    kept, left = vectors.empty_vector(100, torch.float32), vectors.empty_vector(100, torch.float32)
-    kept.fill_(1.0)
-    del left
-    vectors.empty_vector(200, torch.float32)
-    assert sorted(memory.nbytes for memory in vectors._memory) == [400, 800]
+def test_a_new_wrapper_gives_back_what_the_last_one_has_left(small_blocks):
+    kept = vectors.empty_vector(100, torch.float32).fill_(1.0)
+    niw = NIW(nn.Linear(10, 10), lr=0.1)
+    learner, x = niw.clone(), torch.randn(4, 10)
+    learner.adapt(learner(x).square().mean())
+    assert len(vectors._memory) > 1
+    del learner, niw
+    gc.collect()
+    NIW(nn.Linear(2, 2), lr=0.1)
+    assert len(vectors._memory) == 1
     assert (kept == 1.0).all()
+
+
+@pytest.mark.parametrize("auto_kl", [True, False])
+def test_episodes_run_side_by_side_whatever_their_size(small_blocks, auto_kl):
+    niw = NIW(nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 4)), lr=0.1, auto_kl=auto_kl)
+    x, y = torch.randn(3, 5, 3), torch.randn(3, 5, 4)
+    episodes = Episodes(niw, lambda network, x, y: nn.functional.mse_loss(network(x), y), steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        episodes((x, y), (x, y)).backward()
+        assert episodes.posterior((x, y)).predict(x, samples=2).shape == (2, 3, 5, 4)
+
+
+def test_a_graph_of_all_steps_takes_no_blocks(request):
+    def gradient():
+        torch.manual_seed(0)
+        niw = NIW(nn.Linear(20, 3), lr=0.1, trace="full", temperature=0.0, precondition=False)
+        learner, x = niw.clone(), torch.randn(4, 20)
+        for _ in range(2):
+            learner.adapt(learner(x).square().mean())
+        learner(torch.randn(5, 20)).square().mean().backward()
+        return niw.module.weight.grad
+
+    expected = gradient()
+    request.getfixturevalue("small_blocks")
+    assert torch.allclose(gradient(), expected)
 
 
 def test_a_graph_keeps_its_saved_memory(small_blocks):
