@@ -138,15 +138,14 @@ def niw_of(network, name, steps, model, loss):
 
         return niw, run_batch, size
     if name == "niw-paper":  # chains on support and query, and the objective on both
-        niw = NIW(model, lr=0.01, burn_in=burn_in, trace="none", precondition=False, auto_kl=False)
+        niw = NIW(model, lr=0.01, burn_in=burn_in, trace="none", precondition=False)
 
         def run_paper(support, query):
             x, y = (torch.cat(pair) for pair in zip(support, query))
             learner = niw.clone()
             for _ in range(steps):
                 learner.adapt(loss(learner(x), y))
-            post = learner.posterior()
-            learner.objective(loss(post.network(post.rsample())(x), y), n=len(x)).backward()
+            loss(learner.as_query()(x), y).backward()
 
         return niw, run_paper, 1
     niw = NIW(model, lr=0.01, burn_in=burn_in)

@@ -234,8 +234,7 @@ class Episodes:
         """The sums over episodes of the query loss and of the gradients, one episode after another."""
         value, totals = 0.0, [torch.zeros_like(leaf) for leaf in prior.leaves]
         for i in range(len(support[0])):
-            learner = self._loop_chain([t[i] for t in support])
-            learner._support = []  # roles are given here: what comes now is the query
+            learner = self._loop_chain([t[i] for t in support]).as_query()
             with torch.enable_grad():
                 loss = self.query_loss(learner, *(t[i] for t in query))
                 if not self.niw.options.auto_kl:

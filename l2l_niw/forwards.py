@@ -1,7 +1,7 @@
 """What a learner remembers of its forwards: to tell support from query, and to count data."""
 
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -74,3 +74,9 @@ def count_data(forwards: List[Forward]) -> int:
     if any(forward.n is None for forward in forwards):
         raise ArgumentError("adapt: no tensor of the forward has a batch dimension. Pass n, the number of data.")
     return sum(forward.n for forward in forwards) or 1
+
+
+def sum_of_present(gradients: Tuple[Optional[Tensor], ...]) -> Optional[Tensor]:
+    """A weight's gradient through all forwards that used it; None if none did."""
+    present = [g for g in gradients if g is not None]
+    return sum(present[1:], present[0]) if present else None

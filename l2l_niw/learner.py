@@ -12,7 +12,7 @@ from l2l_niw.checks import at_hand, check_count, check_frozen, check_loss, check
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode, ModelWeights
 from l2l_niw.errors import ArgumentError, ChainError, LossError
-from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data
+from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data, sum_of_present
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
 from l2l_niw.weights import Replica
@@ -80,6 +80,11 @@ class NIWLearner(BaseLearner):
             if self._episode is not None and n:
                 self._episode.query_n = n
         return outputs
+
+    def as_query(self) -> "NIWLearner":
+        """This learner, whose forwards until its next step are queries, whatever their inputs: the support's too."""
+        self._set(_support=[])
+        return self
 
     def _draw(self) -> List[Tensor]:
         """This step's network from q_i: one for all queries, with its graph even if the first runs without."""
@@ -292,8 +297,3 @@ class NIWLearner(BaseLearner):
             carried = ("_chain", "_observed", "_used", "_support")
             twin._set(_episode=episode, _at_chain=weights, **{name: self.__dict__[name] for name in carried})
         return twin
-
-
-def sum_of_present(gradients: Tuple[Optional[Tensor], ...]) -> Optional[Tensor]:
-    present = [g for g in gradients if g is not None]
-    return sum(present[1:], present[0]) if present else None

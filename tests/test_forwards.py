@@ -229,6 +229,24 @@ def test_parameters_thawed_after_wrapping_learn_their_variance():
         assert (v.grad is not None) == p.requires_grad, name
 
 
+def test_the_support_can_be_the_query():
+    niw, learner, x, _ = adapted()
+    twin = learner.clone()
+    assert runs_at_chain(learner, learner(x), x)
+    outputs = learner.as_query()(x)
+    assert not runs_at_chain(learner, outputs, x)
+    assert torch.equal(outputs, learner(x))  # one draw until the next step
+    loss(outputs).backward()
+    found = [p.grad.clone() for p in niw.parameters()]
+    niw.zero_grad()
+    post = twin.posterior()
+    draw = dict(zip(post.mean, twin._episode.weights(at_chain=False)))
+    loss(post.network(draw)(x)).backward()
+    assert all(torch.allclose(a, p.grad) for a, p in zip(found, niw.parameters()))
+    learner.adapt(loss(learner(x)))
+    assert runs_at_chain(learner, learner(x), x)
+
+
 def test_a_support_that_was_overwritten_is_no_support_any_more():
     niw, learner, x, x_query = adapted()
     first = x.clone()
