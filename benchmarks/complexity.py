@@ -71,7 +71,7 @@ def done_so_far(path):
 def run(args):
     args.results.mkdir(parents=True, exist_ok=True)
     path = args.results / f"{args.threads}-threads.jsonl"
-    done, wanted = done_so_far(path), list(cells(args))
+    done, wanted = done_so_far(path), [c for c in cells(args) if c[0].split("/")[0] in args.kinds]
     turns = [(cell, r) for r in range(args.rounds) for cell, rounds in wanted if r < rounds]
     for cell, r in tqdm([turn for turn in turns if turn not in done], desc="measurements"):
         variables = {"MALLOC_MMAP_THRESHOLD_": "65536"} if cell.startswith("memory") else None
@@ -84,6 +84,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="which networks")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="which methods")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="what is measured")
     parser.add_argument("--rounds", type=int, default=3, help="how often each cell has its turn")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long a cell is measured, once warm")
     parser.add_argument("--threads", type=int, default=1, help="threads that torch may use")

@@ -96,7 +96,8 @@ def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, mon
     monkeypatch.setattr(complexity, "in_own_process", fake)
     options = {"networks": ["sine-line"], "methods": ["protonet", "maml-1", "niw-5", "fo-maml-5"], "seconds": 1.0}
     for rounds in (1, 2):
-        complexity.run(argparse.Namespace(rounds=rounds, results=tmp_path, threads=1, **options))
+        args = argparse.Namespace(rounds=rounds, results=tmp_path, threads=1, kinds=list(complexity.KINDS), **options)
+        complexity.run(args)
     assert asked.count("time/sine-line/protonet") == 2
     assert asked.count("memory/sine-line/protonet") == 1
     complexity.report(tmp_path)
