@@ -82,6 +82,7 @@ def goals(cells):
         ("NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-5", "maml-5")),
         ("the same: memory", 0.75, by_network(HELD, "memory", "niw-5", "maml-5")),
         ("NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-1")),
+        ("NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-5")),
         ("chain on support and query, 2 steps / 3 ProtoNets: time", 1.10,
          by_network(LARGER, "time", "niw-paper-2", "protonet", 3)),
         ("chain on support and query, 5 steps / 6 ProtoNets: time", 1.10,
