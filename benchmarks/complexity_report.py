@@ -211,7 +211,7 @@ def report(results):
 
 def setting():
     return (
-        f"Commands: `python benchmarks/complexity.py` and `python benchmarks/complexity.py --threads 2`. {machine()}. "
+        f"Made by `python benchmarks/complexity.py`; the last section says how it was run. {machine()}. "
         "An episode is its adaptation, its meta-gradient and an SGD step; medians over rounds, each round of a cell in "
         "a process of its own. Peak memory is the process's, without its imports, with free blocks given back at once. "
         "Conv-4 has 32 filters; conv-4: 5 ways, 1 shot, 15 queries at 84x84; resnet-18 and vit-small: 5 queries a way, "
