@@ -53,8 +53,9 @@ def cells(args):
             if method == "niw-compiled-5" and network != "sine-line":
                 continue  # compilers help where time passes between operations
             yield f"memory/{network}/{method}", 1
-            if method != "niw-50":
-                yield f"time/{network}/{method}", args.rounds
+            if method != "niw-50":  # batches of large networks take minutes, and gain nothing
+                large = method.startswith("niw-batch") and network in ("resnet-18", "vit-small")
+                yield f"time/{network}/{method}", 1 if large else args.rounds
         yield f"parts/{network}", args.rounds
     for d in DIMENSIONS:
         yield f"growth/{d}", args.rounds

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from l2l_niw import NIW, EpisodicModel
+from l2l_niw.curvature import GGN
 from l2l_niw.episodes import Episodes
 from l2l_niw.heads import NearestCentroid
 from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
@@ -56,6 +57,7 @@ METHODS = [
     *(f"{m}-{k}" for m in ("maml", "higher", "fo-maml") for k in STEPS),
     "reptile-5",
     *(f"niw-{k}" for k in (1, 2, 3, 5, 50)),
+    "niw-ggn-5",
     *(f"niw-paper-{k}" for k in (2, 5)),
     *(f"niw-batch-{k}" for k in (2, 5)),
     "niw-compiled-5",
@@ -148,7 +150,8 @@ def niw_of(network, name, steps, model, loss):
             loss(learner.as_query()(x), y).backward()
 
         return niw, run_paper, 1
-    niw = NIW(model, lr=0.01, burn_in=burn_in)
+    likelihood = "gaussian" if loss is F.mse_loss else "categorical"
+    niw = NIW(model, lr=0.01, burn_in=burn_in, curvature=GGN(likelihood) if name == "niw-ggn" else "sgld")
 
     def run(support, query):
         learner = niw.clone()

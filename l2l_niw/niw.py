@@ -184,6 +184,7 @@ class NIW(BaseLearner):
         * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
         * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
         """
+        self._remember(None)  # its vectors are the new one's
         return NIWLearner(
             self,
             allow_unused=self.allow_unused if allow_unused is None else allow_unused,
@@ -194,8 +195,8 @@ class NIW(BaseLearner):
         """Raises: the wrapper holds what all tasks share, and only a clone adapts."""
         raise ChainError("adapt was called on the NIW wrapper itself. Call it on a clone: learner = niw.clone().")
 
-    def _remember(self, episode: Episode) -> None:
-        """Keeps the newest episode for `diagnostics`, unless that would keep a graph alive."""
+    def _remember(self, episode: Optional[Episode]) -> None:
+        """Keeps the newest episode for `diagnostics` until the next begins, unless that would keep a graph alive."""
         self.__dict__["_newest"] = None if self.options.trace == "full" else episode  # a module's own way is slow
 
     def prior(self) -> Posterior:
@@ -234,13 +235,13 @@ class NIW(BaseLearner):
         """
         **Description**
 
-        How far the newest episode adapted each layer: the clamped fraction of A, n_0, and by parameter
-        the medians of P_0 and A and the mean share A / (A + P_0), which is 0 where the posterior stays
-        at m_0 and 1 where it follows the chain. A chain whose A is mostly clamped says nothing.
+        How far the newest episode adapted each layer, until the next is cloned: the clamped fraction of A,
+        n_0, and by parameter the medians of P_0 and A and the mean share A / (A + P_0), which is 0 where
+        the posterior stays at m_0 and 1 where it follows the chain. A chain whose A is mostly clamped says nothing.
         """
         if self._newest is None:
             raise ChainError(
-                "diagnostics: no learner has adapted yet, or trace='full', which keeps no episode. "
+                "diagnostics: no learner has adapted since the last clone(), or trace='full', which keeps no episode. "
                 "Clone, adapt, then ask."
             )
         prior, a = self._newest.prior, self._newest.a
@@ -286,4 +287,3 @@ class NIW(BaseLearner):
             )
         self._newest = None
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
-

@@ -1,4 +1,4 @@
-"""Passes over vectors of millions of weights: block by block, and in memory that is used again.
+"""Passes over vectors of many weights: block by block, and in memory that is used again.
 
 An operation on such a vector takes less time than the system takes to provide its result's memory, since C libraries
 give blocks above 32 MB back as soon as they are free; and temporaries of a whole pass would each go through main
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**16  # weights: a multiple of 16, so that random numbers are those of a whole vector
-LARGE = 2**20
+LARGE = BLOCK
 Vectors = Union[Tensor, Tuple[Tensor, ...]]
 
 _memory: List[np.ndarray] = []
