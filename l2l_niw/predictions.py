@@ -136,6 +136,10 @@ class Gaussian(Prediction, Independent):
     def tensors(self) -> Tuple[Tensor, ...]:
         return self.mean, self.stddev
 
+    def cdf(self, y: Tensor) -> Tensor:
+        """Of each dimension of a target, (..., m, targets)."""
+        return self.base_dist.cdf(y)
+
     @classmethod
     def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
         means, scales = (torch.stack([getattr(p, which) for p in parts], -2) for which in ("mean", "stddev"))
@@ -163,10 +167,51 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         normals = self.component_distribution.base_dist
         return normals.loc, normals.scale
 
+    def cdf(self, y: Tensor) -> Tensor:
+        """Of each dimension of a target, (..., m, targets)."""
+        return self.component_distribution.base_dist.cdf(y.unsqueeze(-2)).mean(-2)
+
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
         means, scales = zip(*(part.tensors() for part in parts))
         return cls(torch.cat(means, -2), torch.cat(scales, -2))
+
+
+class LeftOut(Prediction):
+    """
+    **Description**
+
+    Predictions of n data, each of its own episode of the others.
+
+    **Arguments**
+
+    * **each** (Prediction) - Of episodes (..., n) with a query of one.
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, each: Prediction):
+        self.each = each
+        self._place = -1 - len(each.event_shape)  # of the query of one
+        super().__init__(each.batch_shape[:-1], each.event_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.each.mean.squeeze(self._place)
+
+    @property
+    def stddev(self) -> Tensor:
+        return self.each.stddev.squeeze(self._place)
+
+    @property
+    def probs(self) -> Tensor:
+        return self.each.probs.squeeze(-2)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self.each.log_prob(y.unsqueeze(self._place)).squeeze(-1)
+
+    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+        return self.each.sample(sample_shape).squeeze(self._place)
 
 
 class Evidence(Prediction):

@@ -2,10 +2,22 @@
 
 from l2l_niw.heads.base import Head
 from l2l_niw.heads.feat import FEAT
+from l2l_niw.heads.leave_one_out import LeaveOneOut
 from l2l_niw.heads.linear import Linear
 from l2l_niw.heads.metaqda import MetaQDA
 from l2l_niw.heads.nearest_centroid import NearestCentroid
 from l2l_niw.heads.neural_process import ANP, CNP
 from l2l_niw.heads.ridge import BayesianRidge, Ridge
 
-__all__ = ["ANP", "CNP", "FEAT", "BayesianRidge", "Head", "Linear", "MetaQDA", "NearestCentroid", "Ridge"]
+__all__ = [
+    "ANP",
+    "CNP",
+    "FEAT",
+    "BayesianRidge",
+    "Head",
+    "LeaveOneOut",
+    "Linear",
+    "MetaQDA",
+    "NearestCentroid",
+    "Ridge",
+]
