@@ -1,8 +1,7 @@
 """A batch of episodes in one call: B chains, B posteriors and one meta-gradient."""
 
-import math
 import warnings
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -13,12 +12,12 @@ from l2l_niw.chain import noise_variance
 from l2l_niw.checks import check_finite, check_frozen, check_number, check_used
 from l2l_niw.elbo import minimise_elbo
 from l2l_niw.episode import Episode
-from l2l_niw.errors import ArgumentError, LossError, NIWError
+from l2l_niw.errors import ArgumentError, NIWError
 from l2l_niw.learner import NIWLearner
 from l2l_niw.niw import NIW
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import FlatPrior, Prior
-from l2l_niw.side_by_side import Data, Facts, Loss, Problem, Result
+from l2l_niw.side_by_side import Data, Facts, Loss, Problem, Result, check_chains, chunks
 from l2l_niw.weights import Layout
 
 BATCH_NORM = "its BatchNorm writes running statistics; l2l_niw.models.batch_statistics(model) removes them."
@@ -35,7 +34,8 @@ class Episodes:
     Calling it gives the mean query loss. Its `backward` gives every parameter of `niw.parameters()` the
     gradient of the mean over episodes of query loss + kl_weight * KL / n, as the loop does; with
     `auto_kl=False` the KL is part of the value too. Roles are given rather than told apart by inputs, so
-    that the query may be the support itself.
+    that the query may be the support itself. Data of the query that require gradients, such as features of a
+    network that all tasks share, get theirs; the chains take the support's as constants.
 
     A model that cannot be vmapped (BatchNorm with running statistics, control flow that looks at values) and
     trace='full' run in a loop instead, and one warning says why.
@@ -83,31 +83,38 @@ class Episodes:
         """The mean query loss of the episodes; every tensor has a leading dimension of B episodes."""
         size = count_episodes(support=support, query=query)
         prior = self.niw._prior()
-        found = self._try(lambda: self._side_by_side(prior, support, query))
-        value, gradients = found or self._loop(prior, support, query)
-        return Ready.apply(value / size, [g / size for g in gradients], *prior.leaves)
+        traced = [i for i, t in enumerate(query) if t.requires_grad] if torch.is_grad_enabled() else []
+        inputs = [query[i] for i in traced]
+        support, query = ([t.detach() for t in data] for data in (support, query))
+        found = self._try(lambda: self._side_by_side(prior, support, query, traced))
+        value, gradients = found or self._loop(prior, support, query, traced)
+        return Ready.apply(value / size, [g / size for g in gradients], *prior.leaves, *inputs)
 
-    def _side_by_side(self, prior: Prior, support: Data, query: Data) -> Tuple[Tensor, List[Tensor]]:
-        """The sums over episodes of the query loss and of the gradients."""
+    def _side_by_side(
+        self, prior: Prior, support: Data, query: Data, traced: Sequence[int]
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """The sums over episodes of the query loss and of the gradients, and those of traced data."""
         options, layout = self.niw.options, prior.layout
         problems = self._problems(layout)
         with torch.no_grad():
             flat = FlatPrior(*(t.detach() for t in prior.flat))
             facts = tuple(self._look(p, flat.m0, data) for p, data in zip(problems, (support, query)))
-            value, totals = 0.0, None
+            value, totals, inputs = 0.0, None, []
             for part in chunks(self._chunk(facts, layout), support, query):
                 # a compiled program has other random numbers than torch's own, which are drawn before it
                 noise = torch.randn_like(flat.m0.expand(self.steps, len(part[0][0]), -1)) if self._compiled else None
-                found = self._objective(*problems, facts, self.steps, prior, flat, noise, *part)
+                found = self._objective(*problems, facts, self.steps, prior, flat, noise, *part, traced)
                 check_chains(found.result)
                 check_finite(found.query, "the query loss")
                 value = value + found.query.sum()
                 if options.kl_weight and not options.auto_kl:
                     value = value + options.kl_weight / facts[1].n * found.kl.sum()
                 totals = found.gradients if totals is None else [a + b for a, b in zip(totals, found.gradients)]
+                inputs.append(found.inputs)
             self._episode(problems[0], facts[0], prior, flat, found.result)
         m0, log_variance, raw_n0 = totals
-        return value, [*layout.split(m0), *layout.split(log_variance, cast=False), raw_n0]
+        inputs = [torch.cat(parts) for parts in zip(*inputs)]
+        return value, [*layout.split(m0), *layout.split(log_variance, cast=False), raw_n0, *inputs]
 
     def posterior(
         self, support: Data, elbo_steps: Optional[int] = None, lr: Optional[float] = None, samples: int = 1
@@ -138,9 +145,7 @@ class Episodes:
             moments = [torch.stack(t) for t in zip(*((p._mean, p._variance) for p in found))]
         return Posterior(self.niw.module, prior.layout, *moments, together=False if self._one_by_one else None)
 
-    def _moments(
-        self, prior: Prior, support: Data, elbo_steps: Optional[int], lr: float, samples: int
-    ) -> List[Tensor]:
+    def _moments(self, prior: Prior, support: Data, elbo_steps: Optional[int], lr: float, samples: int) -> List[Tensor]:
         """Means and variances, (B, d)."""
         layout, problem = prior.layout, self._problems(prior.layout)[0]
         flat = prior.flat
@@ -230,20 +235,23 @@ class Episodes:
             warnings.warn(f"Episodes run one after another instead of side by side: {reason}", stacklevel=4)
         self._one_by_one = True
 
-    def _loop(self, prior: Prior, support: Data, query: Data) -> Tuple[Tensor, List[Tensor]]:
-        """The sums over episodes of the query loss and of the gradients, one episode after another."""
-        value, totals = 0.0, [torch.zeros_like(leaf) for leaf in prior.leaves]
+    def _loop(self, prior: Prior, support: Data, query: Data, traced: Sequence[int]) -> Tuple[Tensor, List[Tensor]]:
+        """The same, one episode after another."""
+        value, totals, inputs = 0.0, [torch.zeros_like(leaf) for leaf in prior.leaves], []
         for i in range(len(support[0])):
             learner = self._loop_chain([t[i] for t in support]).as_query()
+            data = [t[i].requires_grad_(k in traced) for k, t in enumerate(query)]
             with torch.enable_grad():
-                loss = self.query_loss(learner, *(t[i] for t in query))
+                loss = self.query_loss(learner, *data)
                 if not self.niw.options.auto_kl:
                     loss = learner.objective(loss)
             check_finite(loss, "the query loss")
-            found = torch.autograd.grad(loss, learner._prior.leaves, allow_unused=True)
+            own = [data[k] for k in traced]
+            found = torch.autograd.grad(loss, [*learner._prior.leaves, *own], allow_unused=True)
             value = value + loss.detach()
             totals = [total if g is None else total + g for total, g in zip(totals, found)]
-        return value, totals
+            inputs.append([torch.zeros_like(t) if g is None else g for t, g in zip(own, found[len(totals) :])])
+        return value, [*totals, *(torch.stack(parts) for parts in zip(*inputs))]
 
     def _loop_chain(self, support: Data) -> NIWLearner:
         learner = self.niw.clone()
@@ -256,20 +264,6 @@ class Episodes:
         if elbo_steps is None:
             return self._loop_chain(support).posterior()
         return self.niw.clone().posterior(lambda network: self.loss(network, *support), elbo_steps, lr, samples)
-
-
-def chunks(size: int, *data: Data) -> Iterator[Tuple[List[Tensor], ...]]:
-    for start in range(0, len(data[0][0]), size):
-        yield tuple([t[start : start + size] for t in part] for part in data)
-
-
-def check_chains(result: Result) -> None:
-    """Looks at chains once they have run: at the losses of every step, and where they came to."""
-    if not math.isfinite(result.losses.sum().item()):
-        for losses in result.losses:
-            check_finite(losses, "the support loss")
-    if not math.isfinite(result.chain.theta.sum().item()):
-        raise LossError("the last step's result is not finite. Lower lr or the temperature, or check the inputs.")
 
 
 class Ready(torch.autograd.Function):

@@ -4,13 +4,15 @@ Weights are (C, d) where a learner has (d,), and `vmap` gives each episode its o
 no value: they are pure, so that `torch.compile` can make one program of all steps, and the checks come afterwards.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import math
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
+from l2l_niw.checks import check_finite
 from l2l_niw.closed_form import draw
 from l2l_niw.episode import chain_precision, kl_to_prior, pull_back
 from l2l_niw.errors import ArgumentError, LossError
@@ -74,6 +76,17 @@ class Problem:
     def gradients(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
         """Of C episodes: each one's gradient, (C, d), and loss, (C,)."""
         return vmap(grad_and_value(self.value), randomness="different")(theta, tuple(data))
+
+    def all_gradients(self, theta: Tensor, data: Data, traced: Sequence[int]) -> Tuple[Tensor, List[Tensor], Tensor]:
+        """The same, and the gradients of those of the data that are `traced`."""
+
+        def one(theta: Tensor, inputs: Data, data: Data) -> Tensor:
+            given = dict(zip(traced, inputs))
+            return self.value(theta, [given.get(i, t) for i, t in enumerate(data)])
+
+        run = vmap(grad_and_value(one, argnums=(0, 1)), randomness="different")
+        (gradient, inputs), losses = run(theta, tuple(data[i] for i in traced), tuple(data))
+        return gradient, list(inputs), losses
 
     def gradients_and_curvature(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor, Tensor]:
         """The same, and what the curvature strategy sees, (C, d)."""
@@ -143,12 +156,13 @@ def growth(niw: NIW, prior: Prior, flat: FlatPrior) -> Optional[Tensor]:
 
 
 class Objective(NamedTuple):
-    """The chains, the query's losses, (C,), the KL, (C,), and the gradients of flat L_0."""
+    """The chains, the query's losses, (C,), the KL, (C,), the gradients of flat L_0, and those of traced query data."""
 
     result: Result
     query: Tensor
     kl: Optional[Tensor]
     gradients: Tuple[Tensor, ...]
+    inputs: List[Tensor]
 
 
 def objective(
@@ -161,6 +175,7 @@ def objective(
     noise: Optional[Tensor],
     support_data: Data,
     query_data: Data,
+    traced: Sequence[int] = (),
 ) -> Objective:
     """The episodes' objective, and its gradient summed over them, from L_0 to the query and back."""
     niw, options = support.niw, support.niw.options
@@ -170,8 +185,23 @@ def objective(
     a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, variance, scale)
     a = a.clamp(*options.precision_range)
     m_bar, offset = result.chain.mean, options.curvature.offset(result.chain, a)
-    gradient, losses = query.gradients(draw(flat.m0, flat.log_variance, m_bar, a, offset), query_data)
+    drawn = draw(flat.m0, flat.log_variance, m_bar, a, offset)
+    gradient, inputs, losses = query.all_gradients(drawn, query_data, traced)
     kl_weight = options.kl_weight / facts[1].n
     slopes = pull_back(options, prior, flat, m_bar, a, offset, gradient, kl_weight)
     kl = None if options.auto_kl else kl_to_prior(prior, flat, m_bar, a)
-    return Objective(result, losses, kl, (slopes.m0.sum(0), slopes.log_variance.sum(0), slopes.raw_n0))
+    return Objective(result, losses, kl, (slopes.m0.sum(0), slopes.log_variance.sum(0), slopes.raw_n0), inputs)
+
+
+def chunks(size: int, *data: Data) -> Iterator[Tuple[List[Tensor], ...]]:
+    for start in range(0, len(data[0][0]), size):
+        yield tuple([t[start : start + size] for t in part] for part in data)
+
+
+def check_chains(result: Result) -> None:
+    """Looks at chains once they have run: at the losses of every step, and where they came to."""
+    if not math.isfinite(result.losses.sum().item()):
+        for losses in result.losses:
+            check_finite(losses, "the support loss")
+    if not math.isfinite(result.chain.theta.sum().item()):
+        raise LossError("the last step's result is not finite. Lower lr or the temperature, or check the inputs.")

@@ -16,7 +16,6 @@ from l2l_niw.heads import CNP, BayesianRidge, NearestCentroid
 from l2l_niw.models import MLP
 
 
-
 OPTIONS = {
     "default": {},
     "paper": {"trace": "none", "precondition": False},
@@ -52,7 +51,7 @@ def test_memory_decides_how_many_run_side_by_side(monkeypatch):
     episodes(support, query)
     d = sum(p.numel() for p in niw.module.parameters())
     one = max(facts.bytes for facts in episodes._facts.values()) + 40 * d
-    monkeypatch.setattr(side_by_side, "objective", lambda *a: sizes.append(len(a[-1][0])) or original(*a))
+    monkeypatch.setattr(side_by_side, "objective", lambda *a: sizes.append(len(a[-2][0])) or original(*a))
     for memory, expected in ((one, [1, 1, 1]), (2 * one, [2, 1]), (3 * one, [3])):
         sizes.clear()
         Episodes(niw, mse, steps=1, memory=memory)(support, query)
@@ -181,3 +180,32 @@ def test_training_side_by_side_learns():
         losses.append(loss.item())
     assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
     assert niw.diagnostics()["n0"] > 0
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("memory", [1, 2**30])
+def test_features_of_a_shared_network_get_their_gradient(one_by_one, memory, same_draws, double):
+    niw, body, (support, query) = NIW(network(), lr=0.1), nn.Linear(2, 2), data()
+    episodes = Episodes(niw, mse, steps=STEPS, memory=memory)
+    episodes._one_by_one = one_by_one
+    episodes((body(support[0]), support[1]), (body(query[0]), query[1])).backward()
+    found = [p.grad for p in (*niw.parameters(), *body.parameters())]
+    niw.zero_grad()
+    body.zero_grad()
+    for x, y, x_query, y_query in zip(*support, *query):
+        learner = niw.clone()
+        for _ in range(STEPS):
+            learner.adapt(mse(learner, body(x).detach(), y))
+        mse(learner, body(x_query), y_query).backward()
+    for ours, p in zip(found, (*niw.parameters(), *body.parameters())):
+        assert torch.allclose(ours, p.grad / EPISODES, atol=1e-12)
+    assert body.weight.grad.abs().max() > 0
+
+
+def test_without_gradients_the_query_s_data_are_left_alone():
+    niw, (support, query) = NIW(network(), lr=0.1), data()
+    query[0].requires_grad_()
+    with torch.no_grad():
+        value = Episodes(niw, mse, steps=STEPS)(support, query)
+    assert not value.requires_grad
+    assert query[0].requires_grad
