@@ -139,13 +139,22 @@ class TestBootstrap:
         assert found.low == pytest.approx(found.mean - half, abs=0.15 * half)
         assert found.high == pytest.approx(found.mean + half, abs=0.15 * half)
 
+    def test_runs_that_differ_widen_it(self):
+        """The variance of a mean over runs is theirs over their number, (k - 1) / k of it in a bootstrap of k."""
+        between, within = torch.randn(8, 1, generator=seeded()), torch.randn(8, 3000, generator=seeded())
+        found = bootstrap(between + 0.5 * within, resamples=4000)
+        half = 1.96 * between.std(correction=0).item() / 8**0.5
+        assert found.high - found.low == pytest.approx(2 * half, rel=0.15)
+        alone = bootstrap((between + 0.5 * within).mean(0))
+        assert alone.high - alone.low < 0.2 * half
+
     def test_pairing_sees_what_scatter_hides(self):
         hard = 10 * torch.rand(500, generator=seeded())
         a, b = hard + 0.1, hard
         assert bootstrap(a - b).low > 0.09
         assert bootstrap(a).low < bootstrap(b).high
 
-    @pytest.mark.parametrize("bad", [torch.tensor([1.0]), torch.tensor([1.0, math.inf])])
+    @pytest.mark.parametrize("bad", [torch.tensor([1.0]), torch.tensor([1.0, math.inf]), torch.ones(2, 2, 2)])
     def test_bad_values_are_refused(self, bad):
         with pytest.raises(ArgumentError, match="values"):
             bootstrap(bad)

@@ -1,5 +1,5 @@
 """Task families and their sources."""
 
-from l2l_niw.data.sine_line import SineLine
+from l2l_niw.data.sine_line import BayesOptimal, SineLine, Tasks
 
-__all__ = ["SineLine"]
+__all__ = ["BayesOptimal", "SineLine", "Tasks"]

@@ -1,6 +1,6 @@
 """Conditional and attentive neural processes: the support as a learned summary."""
 
-from typing import List, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -68,11 +68,10 @@ class NeuralProcess(Head):
         return y
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
-        pairs, told = torch.cat([support, y], -1), [query]
-        if self.summary is not None:
-            told.append(self.summary(self.encoder(pairs), support, query))
+        told = self.tell(support, y, query)
         if self.latent is None:
-            return self.decode(told)
+            return self.read(self.decoder(told))
+        pairs = torch.cat([support, y], -1)
         prior = self.latent_law(pairs)
         if query_y is None:
             predictions = [self.decode_latent(told, prior) for _ in range(self.samples)]
@@ -82,13 +81,20 @@ class NeuralProcess(Head):
         prediction.penalty = kl_divergence(posterior, prior).mean() / query.shape[-2]
         return prediction
 
-    def decode_latent(self, told: List[Tensor], law: Independent) -> Gaussian:
+    def tell(self, support: Tensor, y: Tensor, query: Tensor) -> Tensor:
+        """What the decoder is told by the deterministic path: a query's feature and its summary of the support."""
+        if self.summary is None:
+            return query
+        return torch.cat([query, self.summary(self.encoder(torch.cat([support, y], -1)), support, query)], -1)
+
+    def decode_latent(self, told: Tensor, law: Independent) -> Gaussian:
         """One draw of z, which all queries share."""
         z = (law.mean + law.stddev * torch.randn_like(law.mean)).unsqueeze(-2)  # rsample writes in place
-        return self.decode([*told, z.expand(*told[0].shape[:-1], -1)])
+        return self.read(self.decoder(torch.cat([told, z.expand(*told.shape[:-1], -1)], -1)))
 
-    def decode(self, told: List[Tensor]) -> Gaussian:
-        mean, raw = self.decoder(torch.cat(told, -1)).chunk(2, -1)
+    def read(self, outputs: Tensor) -> Gaussian:
+        """The decoder's outputs as a distribution."""
+        mean, raw = outputs.chunk(2, -1)
         return Gaussian(mean, self.floor + F.softplus(raw))
 
     def latent_law(self, pairs: Tensor) -> Independent:

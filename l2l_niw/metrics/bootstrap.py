@@ -22,11 +22,12 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
     **Description**
 
     The mean of a value a task, with its percentile interval over resampled sets of tasks. For the difference of
-    two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard.
+    two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard. Where training
+    was repeated, give a row a run: runs are resampled too, so that the interval also tells of their differences.
 
     **Arguments**
 
-    * **values** (Tensor) - One a task.
+    * **values** (Tensor) - One a task, (tasks,) or (runs, tasks).
     * **resamples** (int, *optional*, default=2000) - Sets of tasks that are drawn, with replacement.
     * **level** (float, *optional*, default=0.95) - How often the interval holds the mean.
     * **seed** (int, *optional*, default=0) - Makes the interval repeatable.
@@ -34,12 +35,19 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
     check_number("resamples", resamples, 1, whole=True)
     if not 0 < level < 1:
         raise ArgumentError(f"level must lie between 0 and 1, got {level!r}.")
-    values = values.detach().double().reshape(-1)
-    if len(values) < 2 or not torch.isfinite(values).all():
-        raise ArgumentError("values must be finite numbers, one a task, of two tasks at least.")
+    values = values.detach().double()
+    if values.dim() not in (1, 2) or values.shape[-1] < 2 or not torch.isfinite(values).all():
+        raise ArgumentError(
+            "values must be finite, one a task, of two tasks at least: (tasks,) or (runs, tasks)."
+        )
+    rows = values.reshape(-1, values.shape[-1])
+    runs, tasks = rows.shape
     generator = torch.Generator().manual_seed(seed)
-    means = torch.stack(
-        [values[torch.randint(len(values), (len(values),), generator=generator)].mean() for _ in range(resamples)]
-    )
+
+    def resample() -> Tensor:
+        per_task = rows[torch.randint(runs, (runs,), generator=generator)].mean(0) if runs > 1 else rows[0]
+        return per_task[torch.randint(tasks, (tasks,), generator=generator)].mean()
+
+    means = torch.stack([resample() for _ in range(resamples)])
     low, high = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype)).tolist()
     return Interval(values.mean().item(), low, high)

@@ -1,0 +1,170 @@
+"""What a method of the Sine-Line benchmark is: a loss of a batch of tasks, and predictions of queries."""
+
+import torch
+from torch.func import functional_call, grad, grad_and_value, vmap
+
+from l2l_niw import EpisodicModel
+from l2l_niw.heads import ANP, CNP, BayesianRidge, LeaveOneOut, Linear, Ridge
+from l2l_niw.models import MLP
+from l2l_niw.predictions import Gaussian
+
+WIDTH, WIDTHS = 64, (40, 40, 40)
+NOISE = 0.3  # the targets' own: what no prediction of a target can be below
+
+
+def network(head):
+    """The model of every row with this head: an MLP of three layers, or a neural process on one."""
+    if head in ("cnp", "anp"):
+        processes = {
+            "cnp": lambda: CNP(WIDTH, width=2 * WIDTH, depth=3),
+            "anp": lambda: ANP(WIDTH, width=WIDTH, self_layers=2, cross_layers=1, latent=False),
+        }
+        return EpisodicModel(MLP(1, (WIDTH,), activate_last=True), processes[head]())
+    heads = {
+        "linear": lambda: Linear(WIDTHS[-1], 1, "regression", learn_noise=True),
+        "ridge": lambda: LeaveOneOut(Ridge("regression", lam=0.1, learn_noise=True)),
+        "bayesian-ridge": lambda: BayesianRidge(noise=NOISE),
+    }
+    return EpisodicModel(MLP(1, WIDTHS, activate_last=True), heads[head]())
+
+
+def best_noise_nll(prediction, y):
+    """
+    The negative log-likelihood of targets at the noise that explains them best, 0.3 at least, up to a constant. A
+    squared error at one noise for all tasks would let few of them, those that are far off, decide every step.
+    """
+    return 0.5 * torch.log(NOISE**2 + (prediction.mean - y).square().mean())
+
+
+def support_loss(head):
+    """What inner steps minimise: `loss(network, x, y)`."""
+    if head == "ridge":
+        return lambda network, x, y: best_noise_nll(network(x, y), y)
+    if head == "linear":  # the noise is no matter of a task
+        return lambda network, x, y: (network(x, y).mean - y).square().mean()
+    return lambda network, x, y: network(x, y).nll(y)
+
+
+def query_loss(network, x, y, x_query, y_query):
+    return network(x, y, x_query).nll(y_query)
+
+
+class Plain:
+    """
+    **Description**
+
+    A row of the table: a model that is trained as it stands, on the queries' negative log-likelihood.
+
+    * `backward(tasks)` - Gives the parameters the gradients of a batch, and returns its mean query loss.
+    * `predict(tasks)` - A distribution of the queries' targets, (B, m, 1).
+    * `groups(lr)` - Parameter groups for an optimiser.
+    """
+
+    def __init__(self, head):
+        self.head, self.model = head, network(head)
+
+    def groups(self, lr):
+        return [{"params": list(self.model.parameters()), "lr": lr}]
+
+    def backward(self, tasks):
+        loss = query_loss(self.model, *tasks)
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def predict(self, tasks):
+        return self.model(tasks.x, tasks.y, tasks.x_query)
+
+
+class NeuralProcess(Plain):
+    """
+    **Description**
+
+    A neural process, trained on the queries and, with a small weight, on each datum of the support given the others:
+    a second view of the same task.
+    """
+
+    LEFT_OUT = 0.2
+
+    @property
+    def process(self):
+        return self.model.head
+
+    def tell(self, tasks):
+        """What the decoder is told of the queries, (B, m, ...), and of the support, each by the others, (B, n, ...)."""
+        support, query = self.model.features(tasks.x, 1), self.model.features(tasks.x_query, 1)
+        n = support.shape[1]
+        rest = torch.arange(n - 1)
+        others = rest + (rest >= torch.arange(n).unsqueeze(1))
+        left_out = self.process.tell(support[:, others], tasks.y[:, others], support.unsqueeze(2))
+        return self.process.tell(support, tasks.y, query), left_out.squeeze(2)
+
+    def told_loss(self, decoder, told, y):
+        return self.process.read(decoder(told)).nll(y)
+
+    def query_loss(self, told_query, told, tasks):
+        return self.told_loss(self.process.decoder, told_query, tasks.y_query)
+
+    def backward(self, tasks):
+        told_query, told = self.tell(tasks)
+        loss = self.query_loss(told_query, told, tasks)
+        (loss + self.LEFT_OUT * self.told_loss(self.process.decoder, told, tasks.y)).backward()
+        return loss.item()
+
+
+class Functional(Plain):
+    """
+    **Description**
+
+    A method with weights of its own for every task, all tasks of a batch side by side. `leaves` is what it trains, a
+    dict of lists of tensors; `task_loss` and `task_outputs` are functions of it and of one task.
+
+    **Arguments**
+
+    * **head** (str) - The network's.
+    * **compile** (bool, *optional*, default=True) - Whether a batch's gradient is one compiled program.
+    """
+
+    def __init__(self, head, compile=True):
+        super().__init__(head)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.leaves = {"weights": list(self.model.parameters())}
+        self.inner_loss = support_loss(head)
+        step = grad_and_value(self.objective)
+        self._step = torch.compile(step, dynamic=False) if compile else step
+
+    def groups(self, lr):
+        return [{"params": tensors, "lr": lr} for tensors in self.leaves.values()]
+
+    def call(self, weights):
+        """The network with these weights."""
+        named = dict(zip(self.names, weights))
+        return lambda *data: functional_call(self.model, named, data)
+
+    def inner_gradient(self, weights, x, y):
+        return grad(lambda w: self.inner_loss(self.call(w), x, y))(weights)
+
+    def noise(self, tasks):
+        """Random numbers, one row a task: drawn before a compiled program, which would have its own."""
+        return torch.empty(tasks, 0)
+
+    def values(self):
+        return {name: [t.detach() for t in tensors] for name, tensors in self.leaves.items()}
+
+    def objective(self, leaves, noise, *data):
+        return vmap(lambda noise, *task: self.task_loss(leaves, noise, *task))(noise, *data).mean()
+
+    def backward(self, tasks):
+        gradients, value = self._step(self.values(), self.noise(len(tasks.x)), *tasks)
+        for name, tensors in self.leaves.items():
+            for tensor, gradient in zip(tensors, gradients[name]):
+                tensor.grad = gradient
+        return value.item()
+
+    @torch.no_grad()
+    def predict(self, tasks):
+        leaves = self.values()
+        outputs = vmap(lambda noise, *task: self.task_outputs(leaves, noise, *task))(
+            self.noise(len(tasks.x)), *tasks[:3]
+        )
+        return Gaussian(*outputs)

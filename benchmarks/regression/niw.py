@@ -1,0 +1,96 @@
+"""NIW: a posterior over a network's weights, task by task."""
+
+import torch
+from regression.base import NeuralProcess, Plain, query_loss, support_loss
+
+from l2l_niw import NIW
+from l2l_niw.curvature import GGN
+from l2l_niw.episodes import Episodes
+
+
+def wrap(model, steps, lr, temperature, curvature):
+    """
+    The last iterate of a cold chain, and a spread that is learned: over few steps the chain's way counts for more
+    than its noise, so that moments of several iterates would take the way for spread.
+    """
+    return NIW(
+        model,
+        lr,
+        allow_unused=True,  # the noise, where the support's loss has its own
+        temperature=temperature,
+        burn_in=steps - 1,
+        curvature=GGN("gaussian") if curvature == "ggn" else curvature,
+    )
+
+
+def groups(niw, lr):
+    """V_0 and n_0 are learned in log, and have further to go than weights."""
+    return [
+        {"params": list(niw.module.parameters()), "lr": lr},
+        {"params": [*niw.log_variance, niw.raw_n0], "lr": 10 * lr},
+    ]
+
+
+class NIWMethod(Plain):
+    """
+    **Description**
+
+    A network all of whose weights are random: inner steps on what the support says of itself, and an average over
+    networks that are drawn from the task's posterior.
+
+    **Arguments**
+
+    * **head** (str) - The network's.
+    * **steps, lr, temperature, curvature** - As in `NIW` and `Episodes`.
+    * **samples** (int, *optional*, default=10) - Networks of a prediction.
+    """
+
+    def __init__(self, head, steps=5, lr=0.003, temperature=1e-7, curvature="sgld", samples=10, compile=True):
+        super().__init__(head)
+        self.samples = samples
+        self.niw = wrap(self.model, steps, lr, temperature, curvature)
+        self.episodes = Episodes(self.niw, support_loss(head), query_loss, steps=steps, compile=compile)
+
+    def groups(self, lr):
+        return groups(self.niw, lr)
+
+    def backward(self, tasks):
+        loss = self.episodes(tasks.support, tuple(tasks))
+        loss.backward()
+        return loss.item()
+
+    @torch.no_grad()
+    def predict(self, tasks):
+        posterior = self.episodes.posterior(tasks.support)
+        return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, together=True)
+
+
+class NIWProcess(NeuralProcess):
+    """
+    **Description**
+
+    A neural process whose decoder is random, and whose other weights all tasks share, as in ANIL: inner steps are on
+    the support's data, each told of by the others.
+
+    **Arguments** - As those of `NIWMethod`.
+    """
+
+    def __init__(self, head, steps=3, lr=0.01, temperature=1e-7, curvature="sgld", samples=10, compile=True):
+        super().__init__(head)
+        self.samples = samples
+        self.niw = wrap(self.process.decoder, steps, lr, temperature, curvature)
+        self.episodes = Episodes(self.niw, self.told_loss, steps=steps, compile=compile)
+
+    def groups(self, lr):
+        own = {id(p) for p in self.process.decoder.parameters()}
+        shared = [p for p in self.model.parameters() if id(p) not in own]
+        return [{"params": shared, "lr": lr}, *groups(self.niw, lr)]
+
+    def query_loss(self, told_query, told, tasks):
+        return self.episodes((told, tasks.y), (told_query, tasks.y_query))
+
+    @torch.no_grad()
+    def predict(self, tasks):
+        told_query, told = self.tell(tasks)
+        outputs = self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, together=True)
+        return self.process.read(outputs[0]).mix([self.process.read(o) for o in outputs])

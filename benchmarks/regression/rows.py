@@ -1,0 +1,72 @@
+"""The rows of the table, and the settings that are searched for each: six of them, on validation tasks."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Callable, Optional
+
+from regression.base import NeuralProcess, Plain
+from regression.maml import MAML, Reptile
+from regression.niw import NIWMethod, NIWProcess
+from regression.pmaml import PMAML
+
+OUTER = (0.0003, 0.001, 0.002, 0.004, 0.007, 0.01)  # learning rates of what has no inner one
+TWO = (0.001, 0.004)
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    **Arguments**
+
+    * **title** (str) - As it stands in the table.
+    * **build** (callable) - From settings to a method.
+    * **inner** (tuple) - Inner learning rates to search, if it has them, three.
+    * **twin** (str, *optional*, default=None) - The row with the same head and without NIW.
+    """
+
+    title: str
+    build: Callable
+    inner: tuple = ()
+    twin: Optional[str] = None
+
+    @property
+    def space(self):
+        """Six settings, whatever the method; the first is what is used before any search."""
+        if not self.inner:
+            return [{"outer_lr": outer} for outer in OUTER[1:] + OUTER[:1]]
+        return [{"outer_lr": outer, "lr": inner} for outer, inner in product(TWO, self.inner)]
+
+
+STEPS = (0.01, 0.003, 0.03)
+SMALL_STEPS = (0.003, 0.001, 0.01)
+
+
+def niw_rows(head, title, make, inner):
+    """NIW with a head, by both curvatures."""
+
+    def row(curvature, temperature):
+        return lambda lr: make(head, lr=lr, curvature=curvature, temperature=temperature)
+
+    return {
+        f"niw-{head}": Row(f"NIW, {title}", row("sgld", 1e-7), inner, head),
+        f"niw-{head}-ggn": Row(f"NIW, {title}, ggn", row("ggn", 1e-4), inner, head),
+    }
+
+
+ROWS = {
+    "ridge": Row("RidgeNet", lambda: Plain("ridge")),
+    "bayesian-ridge": Row("Bayesian ridge", lambda: Plain("bayesian-ridge")),
+    "cnp": Row("CNP", lambda: NeuralProcess("cnp")),
+    "anp": Row("ANP", lambda: NeuralProcess("anp")),
+    "maml-1": Row("MAML, 1 step", lambda lr: MAML("linear", 1, lr), STEPS),
+    "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), STEPS),
+    "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), STEPS),
+    "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), STEPS),
+    "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),
+    "maml-ridge-5": Row("MAML, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr), SMALL_STEPS, "ridge"),
+    "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
+    **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS),
+    **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS),
+    **niw_rows("cnp", "CNP", NIWProcess, STEPS),
+    **niw_rows("anp", "ANP", NIWProcess, STEPS),
+}

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+
+"""
+Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML and neural processes, and the best answer
+that there is.
+
+    python benchmarks/sine_line.py --tune --jobs 2       # search settings, on validation tasks: six for every row
+    python benchmarks/sine_line.py --jobs 2              # train and score every row, five seeds, on the same test tasks
+    python benchmarks/sine_line.py --rows ridge niw-ridge --budget 2000
+    python benchmarks/sine_line.py --report              # tables and plots of what has been run
+
+Every row sees the same number of batches of the same tasks, and predicts the same test tasks. A run that was stopped
+goes on where it was; a finished one is not run again, unless its budget or its settings have changed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from processes import machine
+from regression.report import report
+from regression.rows import ROWS
+from regression.scoring import score, summary, tasks_of
+from regression.training import TASKS, train
+from tqdm import tqdm
+
+from l2l_niw.data import BayesOptimal, SineLine
+
+RESULTS = Path(__file__).parent / "results" / "sine_line"
+BAYES = "bayes"  # the optimal predictor: nothing to train
+TUNING_SEED = 100
+
+
+def settings_of(row, results):
+    """What the search has chosen, or the first of the row's settings where there was none."""
+    path = results / "settings.json"
+    chosen = json.loads(path.read_text()) if path.exists() else {}
+    return chosen.get(row, {}).get("settings", ROWS[row].space[0])
+
+
+def build(row, settings, seed):
+    torch.manual_seed(seed)
+    return ROWS[row].build(**{k: v for k, v in settings.items() if k != "outer_lr"})
+
+
+def run(row, seed, budget, test_tasks, results):
+    """Trains and scores one row with one seed, and writes what came out of it."""
+    tasks, path = tasks_of("test", test_tasks), results / "runs" / f"{row}-{seed}.json"
+    if row == BAYES:
+        optimal, facts = BayesOptimal(SineLine()), {"seconds": 0.0, "parameters": 0, "curve": []}
+        predict, settings = lambda t: optimal(t.x, t.y, t.x_query), {}
+    else:
+        settings = settings_of(row, results)
+        method = build(row, settings, seed)
+        checkpoint = results / "unfinished" / f"{row}-{seed}-{budget}.pt"
+        curve, seconds = train(method, settings["outer_lr"], budget, seed, checkpoint, f"{row}, seed {seed}")
+        parameters = sum(t.numel() for group in method.groups(0.0) for t in group["params"])
+        predict, facts = method.predict, {"seconds": seconds, "parameters": parameters, "curve": curve}
+    errors, nlls, levels = score(predict, tasks, seed, f"{row}, seed {seed}: test")
+    (results / "tasks").mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(results / "tasks" / f"{row}-{seed}.npz", mse=errors.numpy(), nll=nlls.numpy())
+    found = {"row": row, "seed": seed, "settings": settings, "budget": 0 if row == BAYES else budget}
+    found |= {"batch": TASKS, "test_tasks": test_tasks, **summary(errors, nlls, levels), **facts, "machine": machine()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
+
+
+def tune(row, index, budget, results):
+    """Trains one of a row's settings and scores it on validation tasks."""
+    settings = ROWS[row].space[index]
+    method = build(row, settings, TUNING_SEED)
+    curve, seconds = train(method, settings["outer_lr"], budget, TUNING_SEED, title=f"{row}: {settings}")
+    found = summary(*score(method.predict, tasks_of("validation", 4000)))
+    found |= {"row": row, "index": index, "settings": settings, "budget": budget, "seconds": seconds}
+    with (results / "tuning.jsonl").open("a") as file:
+        file.write(json.dumps({k: v for k, v in found.items() if k != "reliability"}) + "\n")
+
+
+def choose(results):
+    """Writes the settings with the lowest validation error of every row whose search is done."""
+    path = results / "tuning.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    chosen = {}
+    for row in ROWS:
+        trials = {trial["index"]: trial for trial in lines if trial["row"] == row}
+        if len(trials) == len(ROWS[row].space):
+            best = min(trials.values(), key=lambda trial: trial["mse"])
+            chosen[row] = {key: best[key] for key in ("settings", "mse", "nll", "budget")}
+    (results / "settings.json").write_text(json.dumps(chosen, indent=1))
+
+
+def is_done(job, args):
+    kind, row, number = job
+    if kind == "tune":
+        path = args.results / "tuning.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return any(t["row"] == row and t["index"] == number for t in lines)
+    path = args.results / "runs" / f"{row}-{number}.json"
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text())
+    if row == BAYES:
+        return found["test_tasks"] == args.test_tasks
+    wanted = (args.budget, args.test_tasks, settings_of(row, args.results))
+    return (found["budget"], found["test_tasks"], found["settings"]) == wanted
+
+
+def work(job, args):
+    kind, row, number = job
+    if kind == "tune":
+        tune(row, number, args.budget // 4, args.results)
+    else:
+        run(row, number, args.budget, args.test_tasks, args.results)
+
+
+def in_processes(jobs, args):
+    """Several jobs at a time, each in a process with one thread."""
+
+    def start(job):
+        command = [sys.executable, __file__, "--job", "/".join(map(str, job)), "--budget", str(args.budget)]
+        command += ["--test-tasks", str(args.test_tasks), "--results", str(args.results)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(tqdm(pool.map(start, jobs), total=len(jobs), desc="runs"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    choices = [BAYES, *ROWS]
+    parser.add_argument("--rows", nargs="+", choices=choices, default=choices, metavar="ROW",
+                        help=f"which of {', '.join(choices)}")  # fmt: skip
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="of initial weights and tasks")
+    parser.add_argument("--budget", type=int, default=30_000, help=f"batches of {TASKS} tasks, for every row alike")
+    parser.add_argument("--test-tasks", type=int, default=20_000, help="which all rows are scored on")
+    parser.add_argument("--tune", action="store_true", help="search settings instead, at a quarter of the budget")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
+    parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
+    if args.job:
+        torch.set_num_threads(1)
+        kind, row, number = args.job.split("/")
+        work((kind, row, int(number)), args)
+        return
+    if not args.report:
+        if args.tune:
+            jobs = [("tune", r, i) for r in args.rows if r != BAYES for i in range(len(ROWS[r].space))]
+        else:
+            jobs = [("run", r, s) for s in args.seeds for r in args.rows if r != BAYES or s == args.seeds[0]]
+        jobs = [job for job in jobs if not is_done(job, args)]
+        if args.jobs > 1:
+            in_processes(jobs, args)
+        else:
+            for job in jobs:
+                work(job, args)
+        if args.tune:
+            choose(args.results)
+            return
+    report(args.results)
+
+
+if __name__ == "__main__":
+    main()
