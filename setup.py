@@ -3,6 +3,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 VISION = ["timm", "safetensors"]
+TORCHMETA = ["h5py", "ordered-set"]  # what torchmeta needs; itself it asks for an old torch, see README.md
 EXAMPLES = ["tqdm", "matplotlib", "pillow", "torchmetrics"]
 
 setup(
@@ -20,6 +21,7 @@ setup(
     extras_require={
         "vision": VISION,
         "examples": EXAMPLES,
-        "dev": ["pytest", "hypothesis", "scipy", "scikit-learn", "ruff", *VISION, *EXAMPLES],
+        "torchmeta": TORCHMETA,
+        "dev": ["pytest", "hypothesis", "scipy", "scikit-learn", "ruff", *TORCHMETA, *VISION, *EXAMPLES],
     },
 )
