@@ -17,7 +17,6 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(RO
 import complexity
 import complexity_profile
 import complexity_report
-import cost
 import demo
 import heads
 import swap
@@ -158,10 +157,8 @@ def test_missing_data_says_how_to_get_it(tmp_path):
         swap.load_characters(tmp_path, "background")
 
 
-def test_the_cost_benchmark_measures_in_a_process_of_its_own():
-    measured = in_own_process(cost.__file__, 1, measure="NIW", episodes=1, steps=1, filters=4, queries=1)
+def test_a_cell_is_measured_in_a_process_of_its_own():
+    measured = in_own_process(complexity.__file__, 1, measure="time/sine-line/niw-ggn-5", seconds=0.0)
     assert measured["seconds"] > 0
-    assert measured["peak"] > measured["own"] > 0
-    assert set(cost.METHODS) >= {"FO-MAML", "MAML", "NIW"}
-    with pytest.raises(RuntimeError, match="invalid choice"):
-        in_own_process(cost.__file__, 1, measure="nothing")
+    with pytest.raises(RuntimeError, match="nothing"):
+        in_own_process(complexity.__file__, 1, measure="time/nothing/niw-5")
