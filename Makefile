@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python benchmarks/demo.py
 
 test: $(READY)
 	$(BIN)/python -m ruff check .

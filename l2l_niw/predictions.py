@@ -1,7 +1,7 @@
 """What a head says of targets: distributions that know their negative log-likelihood and how to be averaged."""
 
 import math
-from typing import Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -150,31 +150,33 @@ class GaussianMixture(Prediction, MixtureSameFamily):
     """
     **Description**
 
-    An equal mixture of independent normals: what several networks, or several draws of a latent, say.
+    A mixture of independent normals: what several networks, several draws of a latent, or several readouts say.
 
     **Arguments**
 
     * **means** (Tensor) - (..., m, components, targets).
     * **scales** (Tensor) - Standard deviations, of the same shape.
+    * **log_weights** (Tensor, *optional*, default=None) - (..., m, components). Equal if not given.
     """
 
-    def __init__(self, means: Tensor, scales: Tensor):
-        equal = Categorical(logits=torch.zeros_like(means[..., 0]), validate_args=False)
+    def __init__(self, means: Tensor, scales: Tensor, log_weights: Optional[Tensor] = None):
+        log_weights = torch.zeros_like(means[..., 0]) if log_weights is None else log_weights
         parts = Independent(Normal(means, scales, validate_args=False), 1, validate_args=False)
-        super().__init__(equal, parts, validate_args=False)
+        super().__init__(Categorical(logits=log_weights, validate_args=False), parts, validate_args=False)
 
     def tensors(self) -> Tuple[Tensor, ...]:
         normals = self.component_distribution.base_dist
-        return normals.loc, normals.scale
+        return normals.loc, normals.scale, self.mixture_distribution.logits
 
     def cdf(self, y: Tensor) -> Tensor:
         """Of each dimension of a target, (..., m, targets)."""
-        return self.component_distribution.base_dist.cdf(y.unsqueeze(-2)).mean(-2)
+        levels = self.component_distribution.base_dist.cdf(y.unsqueeze(-2))
+        return (self.mixture_distribution.probs.unsqueeze(-1) * levels).sum(-2)
 
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
-        means, scales = zip(*(part.tensors() for part in parts))
-        return cls(torch.cat(means, -2), torch.cat(scales, -2))
+        means, scales, log_weights = zip(*(part.tensors() for part in parts))
+        return cls(torch.cat(means, -2), torch.cat(scales, -2), torch.cat(log_weights, -1))
 
 
 class LeftOut(Prediction):
@@ -246,3 +248,41 @@ class Evidence(Prediction):
         shape = torch.Size(sample_shape) + self.batch_shape
         weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
         return self.factor @ weights + self.noise * torch.randn(*shape, *self.event_shape).to(self.factor)
+
+
+class EvidenceMixture(Prediction):
+    """
+    **Description**
+
+    A mixture of evidences, each around a mean of its own.
+
+    **Arguments**
+
+    * **parts** (Evidence) - Of episodes (..., components).
+    * **means** (Tensor) - (..., components, n, targets).
+    * **log_weights** (Tensor) - (..., components), of which each episode's sum to one.
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, parts: Evidence, means: Tensor, log_weights: Tensor):
+        self.parts, self.means, self.log_weights = parts, means, log_weights
+        super().__init__(parts.batch_shape[:-1], parts.event_shape, validate_args=False)
+
+    @property
+    def n(self) -> int:
+        return self.batch_shape.numel() * self.event_shape[0]
+
+    def joint(self, y: Tensor) -> Tensor:
+        """log p(y, component), (..., components)."""
+        return self.log_weights + self.parts.log_prob(y.unsqueeze(-3) - self.means)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        return self.joint(y).logsumexp(-1)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+        drawn = self.means + self.parts.sample(sample_shape)
+        weights = self.log_weights.expand(drawn.shape[:-2])
+        which = Categorical(logits=weights, validate_args=False).sample()[..., None, None, None]
+        return drawn.gather(-3, which.expand(*which.shape[:-2], *self.event_shape)).squeeze(-3)

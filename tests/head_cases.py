@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW, EpisodicModel
-from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge
+from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge, RidgeMixture
 from l2l_niw.models import MLP
 
 INPUTS, FEATURES = 5, 8
@@ -23,6 +23,8 @@ HEADS = {
     "linear-regression": lambda: Linear(FEATURES, 2, "regression", learn_noise=True),
     "ridge-regression": lambda: Ridge("regression", learn_lam=True, learn_noise=True),
     "bayesian-ridge": lambda: BayesianRidge(),
+    "ridge-mixture": lambda: RidgeMixture(FEATURES, 3, targets=2),
+    "ridge-mixture-one": lambda: RidgeMixture(FEATURES, 1, targets=2),
     "cnp-mean": lambda: CNP(FEATURES, 2, width=8),
     "cnp-max": lambda: CNP(FEATURES, 2, width=8, aggregate="max"),
     "cnp-bayesian": lambda: CNP(FEATURES, 2, width=8, aggregate="bayesian"),

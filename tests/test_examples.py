@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import complexity_profile
 import complexity_report
 import demo
 import heads
+import known_population
 import swap
 import swap_maml
 from processes import in_own_process
@@ -32,12 +34,26 @@ def test_the_swap_example_runs(method, capsys):
     assert f"{method}: query loss" in capsys.readouterr().out
 
 
-def test_the_demo_prints_a_table_and_saves_a_plot(tmp_path, capsys):
-    demo.main(iterations=2, meta_batch=2, test_tasks=3, out=tmp_path)
+def test_a_known_population_prints_a_table_and_saves_a_plot(tmp_path, capsys):
+    known_population.main(iterations=2, meta_batch=2, test_tasks=3, out=tmp_path)
     printed = capsys.readouterr().out
     assert "MAML" in printed
     assert "NIW" in printed
     assert Image.open(tmp_path / "predictions.png").width > 500
+
+
+def test_the_demo_prints_a_table_and_writes_a_page_of_its_own(tmp_path, capsys):
+    found = demo.main(budget=3, test_tasks=40, out=tmp_path)
+    printed = capsys.readouterr().out
+    page = (tmp_path / "index.html").read_text()
+    for row, title in demo.TITLES.items():
+        assert f"\n{title}" in printed
+        assert f"{found[row]['nll']:.3f}" in page
+        assert f"{title}, task 4" in page
+    assert page.count("<svg") == 4
+    elsewhere = {link.rstrip('">') for link in re.findall(r"(?:src|href)=\S+|url\(\S+", page)}
+    assert all("#" in link for link in elsewhere), "the page fetches something"
+    assert all(distance >= 0 for distance in found[demo.NIW_ROW]["movement"].values())
 
 
 HEAD_EXAMPLES = sorted(p.stem for p in (ROOT / "examples" / "heads").glob("*.py") if p.stem not in ("compare", "tasks"))

@@ -9,7 +9,8 @@ import torch
 from l2l_niw.data import SineLine
 from l2l_niw.data.sine_line import BayesOptimal
 from l2l_niw.errors import ArgumentError
-from l2l_niw.metrics import bootstrap, r_ece, reliability
+from l2l_niw.metrics import bootstrap, quantile, r_ece, reliability
+from l2l_niw.predictions import Gaussian
 
 
 def seeded(seed=0):
@@ -138,6 +139,21 @@ class TestBootstrap:
         assert found.mean == pytest.approx(values.mean().item())
         assert found.low == pytest.approx(found.mean - half, abs=0.15 * half)
         assert found.high == pytest.approx(found.mean + half, abs=0.15 * half)
+
+    def test_quantiles_are_scipy_s_and_a_mixture_s_own(self):
+        means, scales = torch.randn(6, 1, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64) + 0.1
+        far = torch.full_like(means, 50.0)
+        for level in (0.05, 0.5, 0.9):
+            found = quantile(Gaussian(means, scales).cdf, level, -far, far)
+            assert torch.allclose(found, torch.tensor(scipy.stats.norm(means, scales).ppf(level)), atol=1e-10)
+        mixture = Gaussian.mix([Gaussian(means, scales), Gaussian(means + 3, 2 * scales)])
+        assert torch.allclose(
+            mixture.cdf(quantile(mixture.cdf, 0.7, -far, far)), torch.tensor(0.7, dtype=torch.float64)
+        )
+        with pytest.raises(ArgumentError, match="enclose"):
+            quantile(mixture.cdf, 0.7, -far, means - 9)
+        with pytest.raises(ArgumentError, match="level"):
+            quantile(mixture.cdf, 1.0, -far, far)
 
     def test_runs_that_differ_widen_it(self):
         """The variance of a mean over runs is theirs over their number, (k - 1) / k of it in a bootstrap of k."""

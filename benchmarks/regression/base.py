@@ -4,7 +4,7 @@ import torch
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from l2l_niw import EpisodicModel
-from l2l_niw.heads import ANP, CNP, BayesianRidge, LeaveOneOut, Linear, Ridge
+from l2l_niw.heads import ANP, CNP, BayesianRidge, LeaveOneOut, Linear, Ridge, RidgeMixture
 from l2l_niw.models import MLP
 from l2l_niw.predictions import Gaussian
 
@@ -24,6 +24,7 @@ def network(head):
         "linear": lambda: Linear(WIDTHS[-1], 1, "regression", learn_noise=True),
         "ridge": lambda: LeaveOneOut(Ridge("regression", lam=0.1, learn_noise=True)),
         "bayesian-ridge": lambda: BayesianRidge(noise=NOISE),
+        "ridge-mixture": lambda: RidgeMixture(WIDTHS[-1], components=8, noise=NOISE),
     }
     return EpisodicModel(MLP(1, WIDTHS, activate_last=True), heads[head]())
 

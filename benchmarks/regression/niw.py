@@ -8,7 +8,7 @@ from l2l_niw.curvature import GGN
 from l2l_niw.episodes import Episodes
 
 
-def wrap(model, steps, lr, temperature, curvature):
+def wrap(model, steps, lr, temperature, curvature, prior_precision=None):
     """
     The last iterate of a cold chain, and a spread that is learned: over few steps the chain's way counts for more
     than its noise, so that moments of several iterates would take the way for spread.
@@ -18,6 +18,7 @@ def wrap(model, steps, lr, temperature, curvature):
         lr,
         allow_unused=True,  # the noise, where the support's loss has its own
         temperature=temperature,
+        prior_precision=prior_precision,
         burn_in=steps - 1,
         curvature=GGN("gaussian") if curvature == "ggn" else curvature,
     )
@@ -45,10 +46,20 @@ class NIWMethod(Plain):
     * **samples** (int, *optional*, default=10) - Networks of a prediction.
     """
 
-    def __init__(self, head, steps=5, lr=0.003, temperature=1e-7, curvature="sgld", samples=10, compile=True):
+    def __init__(
+        self,
+        head,
+        steps=5,
+        lr=0.003,
+        temperature=1e-7,
+        curvature="sgld",
+        prior_precision=None,
+        samples=10,
+        compile=True,
+    ):
         super().__init__(head)
         self.samples = samples
-        self.niw = wrap(self.model, steps, lr, temperature, curvature)
+        self.niw = wrap(self.model, steps, lr, temperature, curvature, prior_precision)
         self.episodes = Episodes(self.niw, support_loss(head), query_loss, steps=steps, compile=compile)
 
     def groups(self, lr):
@@ -75,10 +86,12 @@ class NIWProcess(NeuralProcess):
     **Arguments** - As those of `NIWMethod`.
     """
 
-    def __init__(self, head, steps=3, lr=0.01, temperature=1e-7, curvature="sgld", samples=10, compile=True):
+    def __init__(
+        self, head, steps=3, lr=0.01, temperature=1e-7, curvature="sgld", prior_precision=None, samples=10, compile=True
+    ):
         super().__init__(head)
         self.samples = samples
-        self.niw = wrap(self.process.decoder, steps, lr, temperature, curvature)
+        self.niw = wrap(self.process.decoder, steps, lr, temperature, curvature, prior_precision)
         self.episodes = Episodes(self.niw, self.told_loss, steps=steps, compile=compile)
 
     def groups(self, lr):

@@ -45,7 +45,7 @@ def niw_rows(head, title, make, inner):
     """NIW with a head, by both curvatures."""
 
     def row(curvature, temperature):
-        return lambda lr: make(head, lr=lr, curvature=curvature, temperature=temperature)
+        return lambda lr, **options: make(head, lr=lr, curvature=curvature, temperature=temperature, **options)
 
     return {
         f"niw-{head}": Row(f"NIW, {title}", row("sgld", 1e-7), inner, head),
@@ -56,9 +56,10 @@ def niw_rows(head, title, make, inner):
 ROWS = {
     "ridge": Row("RidgeNet", lambda: Plain("ridge")),
     "bayesian-ridge": Row("Bayesian ridge", lambda: Plain("bayesian-ridge")),
+    "ridge-mixture": Row("ridge mixture", lambda: Plain("ridge-mixture")),
     "cnp": Row("CNP", lambda: NeuralProcess("cnp")),
     "anp": Row("ANP", lambda: NeuralProcess("anp")),
-    "maml-1": Row("MAML, 1 step", lambda lr: MAML("linear", 1, lr), STEPS),
+    "maml-1": Row("MAML, 1 step", lambda lr, **options: MAML("linear", 1, lr, **options), STEPS),
     "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), STEPS),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), STEPS),
     "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), STEPS),
@@ -67,6 +68,7 @@ ROWS = {
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
     **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS),
     **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS),
+    **niw_rows("ridge-mixture", "ridge mixture", NIWMethod, SMALL_STEPS),
     **niw_rows("cnp", "CNP", NIWProcess, STEPS),
     **niw_rows("anp", "ANP", NIWProcess, STEPS),
 }

@@ -15,11 +15,11 @@ def tasks_of(split, count):
 
 
 @torch.no_grad()
-def score(predict, tasks, seed=0, title="scoring"):
+def score(predict, tasks, seed=0, title="scoring", position=0):
     """Squared error and negative log-likelihood of every task, and the predictive's levels at all targets."""
     torch.manual_seed(seed)
     errors, nlls, levels = [], [], []
-    for start in tqdm(range(0, len(tasks.x), CHUNK), desc=title, leave=False):
+    for start in tqdm(range(0, len(tasks.x), CHUNK), desc=title, leave=False, position=position):
         part = Tasks(*(t[start : start + CHUNK] for t in tasks))
         prediction = predict(part)
         errors.append((prediction.mean - part.y_query).square().mean((1, 2)))

@@ -13,7 +13,7 @@ CLIP = 1.0  # the norm of a group's gradient
 SAVE_EVERY = 60.0  # seconds
 
 
-def train(method, lr, budget, seed, checkpoint=None, title=""):
+def train(method, lr, budget, seed, checkpoint=None, title="", position=0):
     """
     **Description**
 
@@ -29,7 +29,7 @@ def train(method, lr, budget, seed, checkpoint=None, title=""):
         done, losses, seconds = restore(torch.load(checkpoint), groups, opt, schedule, generator)
     family, began = SineLine(), time.perf_counter() - seconds
     saved = time.perf_counter()
-    bar = tqdm(range(done, budget), desc=title, initial=done, total=budget, mininterval=1.0)
+    bar = tqdm(range(done, budget), desc=title, initial=done, total=budget, mininterval=1.0, position=position)
     for batch in bar:
         opt.zero_grad()
         losses.append(method.backward(family.sample(TASKS, generator)))

@@ -8,6 +8,7 @@ from l2l_niw.heads.metaqda import MetaQDA
 from l2l_niw.heads.nearest_centroid import NearestCentroid
 from l2l_niw.heads.neural_process import ANP, CNP
 from l2l_niw.heads.ridge import BayesianRidge, Ridge
+from l2l_niw.heads.ridge_mixture import RidgeMixture
 
 __all__ = [
     "ANP",
@@ -20,4 +21,5 @@ __all__ = [
     "MetaQDA",
     "NearestCentroid",
     "Ridge",
+    "RidgeMixture",
 ]

@@ -122,3 +122,8 @@ class Head(nn.Module):
 def check_choice(name: str, value: str, choices: tuple) -> None:
     if value not in choices:
         raise ArgumentError(f"{name} must be one of {choices}, got {value!r}.")
+
+
+def check_width(y: Tensor, targets: int) -> None:
+    if y.shape[-1] != targets:
+        raise ArgumentError(f"support_y has {y.shape[-1]} targets, but the head was built for {targets}.")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
-from l2l_niw.heads.base import Head, check_choice
+from l2l_niw.heads.base import Head, check_choice, check_width
 from l2l_niw.heads.summaries import AGGREGATIONS, Aggregate, CrossAttention, bayesian_aggregation, pool
 from l2l_niw.models.mlp import MLP
 from l2l_niw.predictions import Gaussian, Prediction
@@ -63,8 +63,7 @@ class NeuralProcess(Head):
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
         y = super().targets(support_y, ways)
-        if y.shape[-1] != self.n_targets:
-            raise ArgumentError(f"support_y has {y.shape[-1]} targets, but the head was built for {self.n_targets}.")
+        check_width(y, self.n_targets)
         return y
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Prediction:

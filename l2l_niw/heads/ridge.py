@@ -123,4 +123,3 @@ class BayesianRidge(Head):
 
     def explain(self, support: Tensor, y: Tensor) -> Evidence:
         return Evidence(self._scaled(support), self.noise(), y.shape[-1])
-

@@ -37,9 +37,7 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
         raise ArgumentError(f"level must lie between 0 and 1, got {level!r}.")
     values = values.detach().double()
     if values.dim() not in (1, 2) or values.shape[-1] < 2 or not torch.isfinite(values).all():
-        raise ArgumentError(
-            "values must be finite, one a task, of two tasks at least: (tasks,) or (runs, tasks)."
-        )
+        raise ArgumentError("values must be finite, one a task, of two tasks at least: (tasks,) or (runs, tasks).")
     rows = values.reshape(-1, values.shape[-1])
     runs, tasks = rows.shape
     generator = torch.Generator().manual_seed(seed)

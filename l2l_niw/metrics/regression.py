@@ -1,6 +1,6 @@
 """Calibration of regression: are the predictive's quantiles the targets' own?"""
 
-from typing import Tuple
+from typing import Callable, Tuple
 
 import torch
 from torch import Tensor
@@ -52,3 +52,35 @@ def r_ece(cdf: Tensor, bins: int = 20) -> float:
     """
     levels, fractions = reliability(cdf, bins)
     return (levels - fractions).abs().mean().item()
+
+
+def quantile(cdf: Callable[[Tensor], Tensor], level: float, low: Tensor, high: Tensor, steps: int = 50) -> Tensor:
+    """
+    **Description**
+
+    Where a distribution function reaches a level, by bisection: for predictives that have no quantile function of
+    their own, mixtures for one.
+
+    **Arguments**
+
+    * **cdf** (callable) - Increasing, from targets to levels: `prediction.cdf`.
+    * **level** (float) - Between 0 and 1.
+    * **low, high** (Tensor) - Targets that the quantiles lie between.
+    * **steps** (int, *optional*, default=50) - Each halves the error.
+
+    **Example**
+
+    ~~~python
+    low, high = torch.full_like(prediction.mean, -50.0), torch.full_like(prediction.mean, 50.0)
+    band = [quantile(prediction.cdf, level, low, high) for level in (0.05, 0.95)]
+    ~~~
+    """
+    if not 0 < level < 1:
+        raise ArgumentError(f"level must lie between 0 and 1, got {level!r}.")
+    if not ((cdf(low) <= level) & (cdf(high) >= level)).all():
+        raise ArgumentError(f"low and high do not enclose every quantile at level {level}; give a wider range.")
+    for _ in range(steps):
+        middle = (low + high) / 2
+        below = cdf(middle) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2

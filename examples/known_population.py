@@ -3,8 +3,8 @@
 """
 NIW beside MAML on a small regression whose Bayes-optimal answer is known: a table and a plot.
 
-    python examples/demo.py                     # about a minute on two cores
-    python examples/demo.py --iterations 300
+    python examples/known_population.py                     # about a minute on two cores
+    python examples/known_population.py --iterations 300
 
 A task is a random periodic curve, y = features(x) . theta_i + noise, with theta_i ~ N(mu, Sigma) and Sigma falling off
 with the frequency. MAML learns where tasks begin; NIW also learns how far each weight strays from there, so that five
@@ -166,7 +166,7 @@ def plot(rows, path, seed, columns=3):
     figure.savefig(path, dpi=120)
 
 
-def main(iterations=150, meta_batch=16, test_tasks=200, seed=0, out=Path("demo")):
+def main(iterations=150, meta_batch=16, test_tasks=200, seed=0, out=Path("known_population")):
     torch.manual_seed(seed)
     rows = {name: make(nn.Linear(len(MEAN), 1, bias=False)) for name, make in (("MAML", MAMLRow), ("NIW", NIWRow))}
     seconds = {}
@@ -193,6 +193,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=150, help="meta-batches of training, for each method")
     parser.add_argument("--seed", type=int, default=0, help="makes a run repeatable")
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the plot")
+    parser.add_argument("--out", type=Path, default=Path("known_population"), help="folder for the plot")
     args = parser.parse_args()
     main(iterations=args.iterations, seed=args.seed, out=args.out)

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+
+"""
+NIW beside RidgeNet and MAML on Sine-Line: a table, and a page to look at. The quick version of `sine_line.py`.
+
+    make demo                                   # two minutes on two cores
+    python benchmarks/demo.py --budget 500      # less of it
+
+A task is a sine or a straight line, half of them each, seen at five points with noise. RidgeNet solves for the last
+layer, Bayesian ridge gives that solution its variance; MAML takes a step from a learned start; NIW, on a Bayesian ridge
+head, gives every weight a posterior. Beside them stands the exact Bayesian answer: nobody can do better.
+"""
+
+import argparse
+import multiprocessing
+import os
+import time
+import webbrowser
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+from regression.page import write_page
+from regression.rows import ROWS
+from regression.scoring import score, summary, tasks_of
+from regression.training import TASKS, train
+
+from l2l_niw.data import BayesOptimal, SineLine, Tasks
+from l2l_niw.metrics import bootstrap, quantile
+
+NIW_ROW, BAYES = "niw-bayesian-ridge", "bayes"
+TITLES = {BAYES: "Bayes-optimal", **{row: ROWS[row].title for row in ("ridge", "bayesian-ridge", "maml-1", NIW_ROW)}}
+SETTINGS = {
+    "ridge": {},
+    "bayesian-ridge": {},
+    "maml-1": {"lr": 0.01, "compile": False},
+    NIW_ROW: {"lr": 0.003, "compile": False},
+}
+SHOWN = 4  # tasks on the page
+GRID = torch.linspace(-5, 5, 101)
+
+
+def shown_tasks():
+    """The first test tasks, with a fine grid as their query."""
+    tasks = tasks_of("test", SHOWN)
+    return Tasks(tasks.x, tasks.y, GRID.view(1, -1, 1).expand(SHOWN, -1, -1), None), tasks
+
+
+def bands(predict):
+    """Mean and 90% band of the shown tasks on the grid, each (tasks, grid)."""
+    torch.manual_seed(0)
+    prediction = predict(shown_tasks()[0])
+    far = torch.full_like(prediction.mean, 60.0)
+    parts = [prediction.mean, *(quantile(prediction.cdf, level, -far, far) for level in (0.05, 0.95))]
+    return torch.stack([part.squeeze(-1) for part in parts]).tolist()
+
+
+@torch.no_grad()
+def movement(method):
+    """How far the tasks' posterior means are from m_0, layer by layer, relative to m_0's own size."""
+    means = method.episodes.posterior(tasks_of("test", 200).support).mean
+    start = dict(method.niw.module.named_parameters())
+    return {
+        name.replace("backbone.layers.", "layer ").replace("head.head.", ""): (
+            (mean - start[name]).square().mean() / start[name].square().mean()
+        ).sqrt().item()
+        for name, mean in means.items()
+    }  # fmt: skip
+
+
+def work(row, budget, test_tasks, seed, position):
+    """Everything that the table and the page need of one row, as plain numbers."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    curve, seconds, method = [], 0.0, None
+    if row == BAYES:
+        optimal = BayesOptimal(SineLine(), resolution=100)
+
+        def predict(tasks):
+            return optimal(tasks.x, tasks.y, tasks.x_query)
+    else:
+        method = ROWS[row].build(**SETTINGS[row])
+        curve, seconds = train(method, 0.004, budget, seed, title=f"{TITLES[row]:>12}", position=position)
+        predict = method.predict
+    errors, nlls, levels = score(predict, tasks_of("test", test_tasks), position=position)
+    return {
+        **summary(errors, nlls, levels),
+        "errors": errors,
+        "nlls": nlls,
+        "curve": curve,
+        "seconds": seconds,
+        "bands": bands(predict),
+        "movement": movement(method) if row == NIW_ROW else None,
+    }
+
+
+def run(budget, test_tasks, seed):
+    """{row: its numbers}. NIW has one process, and the others take turns in another."""
+    rows, context = [NIW_ROW, *(row for row in TITLES if row != NIW_ROW)], multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(2, context) as pool:
+        jobs = {row: pool.submit(work, row, budget, test_tasks, seed, int(row != NIW_ROW)) for row in rows}
+        return {row: job.result() for row, job in jobs.items()}
+
+
+def table(found):
+    """Rows of strings, a header first."""
+    header = ["method", "MSE (95% interval)", "MSE - RidgeNet's", "NLL", "R-ECE", "training, s"]
+    rows = [header]
+    for row, title in TITLES.items():
+        own, base = found[row], found["ridge"]
+        mse, difference = bootstrap(own["errors"]), bootstrap(own["errors"] - base["errors"])
+        rows.append([
+            title,
+            f"{mse.mean:.3f} ({mse.low:.3f} to {mse.high:.3f})",
+            "" if row == "ridge" else f"{difference.mean:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})",
+            f"{own['nll']:.3f}",
+            f"{own['r_ece']:.4f}",
+            f"{own['seconds']:.0f}" if row != BAYES else "",
+        ])  # fmt: skip
+    return rows
+
+
+def main(budget=2500, test_tasks=2000, seed=0, out=Path("demo"), show=False):
+    began = time.perf_counter()
+    found = run(budget, test_tasks, seed)
+    rows = table(found)
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    print()
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip())
+    page = out / "index.html"
+    note = f"{budget:,} batches of {TASKS} tasks each, scored on the same {test_tasks:,} new tasks; seed {seed}."
+    write_page(page, rows, note, TITLES, found, shown_tasks()[1], GRID.tolist())
+    print(f"\n{note}\nPage: {page.resolve()} ({time.perf_counter() - began:.0f} s in all)")
+    if show:
+        webbrowser.open(page.resolve().as_uri())
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=int, default=2500, help=f"batches of {TASKS} tasks, for every method")
+    parser.add_argument("--test-tasks", type=int, default=2000, help="new tasks that all are scored on")
+    parser.add_argument("--seed", type=int, default=0, help="makes a run repeatable")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the page")
+    parser.add_argument("--show", action="store_true", help="open the page in a browser")
+    main(**vars(parser.parse_args()))
