@@ -15,6 +15,7 @@ from l2l_niw.data import SineLine
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import sine_line
+import sine_line_study
 from regression.base import NeuralProcess, Plain, best_noise_nll, query_loss
 from regression.maml import MAML, Reptile
 from regression.niw import NIWMethod, NIWProcess
@@ -126,10 +127,10 @@ def test_a_neural_process_is_told_of_each_datum_by_the_others(double):
     method, batch = NeuralProcess("anp"), tasks()
     told_query, told = method.tell(batch)
     plain = method.model(batch.x, batch.y, batch.x_query).mean
-    assert torch.allclose(method.process.read(method.process.decoder(told_query)).mean, plain)
+    assert torch.allclose(method.decoder(told_query).mean, plain)
     rest = [0, 1, 3, 4]
     alone = method.model(batch.x[:, rest], batch.y[:, rest], batch.x[:, 2:3]).mean
-    assert torch.allclose(method.process.read(method.process.decoder(told)).mean[:, 2:3], alone)
+    assert torch.allclose(method.decoder(told).mean[:, 2:3], alone)
 
 
 def test_niw_s_random_decoder_leaves_the_rest_to_all_tasks(double):
@@ -193,3 +194,19 @@ def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, c
         path.unlink()
     sine_line.main()
     assert (tmp_path / "README.md").read_text() == table
+
+
+def test_the_study_trains_each_setting_once_and_draws_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(sine_line_study, "VALUES", {"steps": [1, 2], "burn_in": [0], "n0": [3.0], "samples": [1, 2]})
+    monkeypatch.setattr(sine_line_study, "BASE", {"steps": 2, "burn_in": 1, "samples": 2, "n0": None})
+    monkeypatch.setattr(sine_line_study, "NIWMethod", lambda *a, **options: NIWMethod(*a, **options, compile=False))
+    arguments = ["--budget", "2", "--test-tasks", "20", "--seeds", "0", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["sine_line_study.py", *arguments])
+    sine_line_study.main()
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert len(runs) == 5  # two of the base, with one network and with two
+    table = (tmp_path / "README.md").read_text()
+    assert table.count("| networks |") == 2
+    monkeypatch.setattr(sine_line_study, "run", lambda *a: pytest.fail("it was run again"))
+    sine_line_study.main()
+    assert (tmp_path / "study.png").exists()

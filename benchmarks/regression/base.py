@@ -1,6 +1,7 @@
 """What a method of the Sine-Line benchmark is: a loss of a batch of tasks, and predictions of queries."""
 
 import torch
+from torch import nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from l2l_niw import EpisodicModel
@@ -77,6 +78,17 @@ class Plain:
         return self.model(tasks.x, tasks.y, tasks.x_query)
 
 
+class Decoder(nn.Module):
+    """A neural process's decoder by itself: from what it is told to a distribution."""
+
+    def __init__(self, process):
+        super().__init__()
+        self.layers, self.read = process.decoder, process.read
+
+    def forward(self, told):
+        return self.read(self.layers(told))
+
+
 class NeuralProcess(Plain):
     """
     **Description**
@@ -87,9 +99,10 @@ class NeuralProcess(Plain):
 
     LEFT_OUT = 0.2
 
-    @property
-    def process(self):
-        return self.model.head
+    def __init__(self, head):
+        super().__init__(head)
+        self.process = self.model.head
+        self.decoder = Decoder(self.process)
 
     def tell(self, tasks):
         """What the decoder is told of the queries, (B, m, ...), and of the support, each by the others, (B, n, ...)."""
@@ -100,16 +113,13 @@ class NeuralProcess(Plain):
         left_out = self.process.tell(support[:, others], tasks.y[:, others], support.unsqueeze(2))
         return self.process.tell(support, tasks.y, query), left_out.squeeze(2)
 
-    def told_loss(self, decoder, told, y):
-        return self.process.read(decoder(told)).nll(y)
-
     def query_loss(self, told_query, told, tasks):
-        return self.told_loss(self.process.decoder, told_query, tasks.y_query)
+        return self.decoder(told_query).nll(tasks.y_query)
 
     def backward(self, tasks):
         told_query, told = self.tell(tasks)
         loss = self.query_loss(told_query, told, tasks)
-        (loss + self.LEFT_OUT * self.told_loss(self.process.decoder, told, tasks.y)).backward()
+        (loss + self.LEFT_OUT * self.decoder(told).nll(tasks.y)).backward()
         return loss.item()
 
 

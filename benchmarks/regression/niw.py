@@ -8,7 +8,7 @@ from l2l_niw.curvature import GGN
 from l2l_niw.episodes import Episodes
 
 
-def wrap(model, steps, lr, temperature, curvature, prior_precision=None):
+def wrap(model, steps, lr, temperature=1e-7, curvature="sgld", burn_in=None, **options):
     """
     The last iterate of a cold chain, and a spread that is learned: over few steps the chain's way counts for more
     than its noise, so that moments of several iterates would take the way for spread.
@@ -18,9 +18,9 @@ def wrap(model, steps, lr, temperature, curvature, prior_precision=None):
         lr,
         allow_unused=True,  # the noise, where the support's loss has its own
         temperature=temperature,
-        prior_precision=prior_precision,
-        burn_in=steps - 1,
+        burn_in=steps - 1 if burn_in is None else burn_in,
         curvature=GGN("gaussian") if curvature == "ggn" else curvature,
+        **options,
     )
 
 
@@ -42,24 +42,15 @@ class NIWMethod(Plain):
     **Arguments**
 
     * **head** (str) - The network's.
-    * **steps, lr, temperature, curvature** - As in `NIW` and `Episodes`.
+    * **steps, lr** - Of the inner steps.
     * **samples** (int, *optional*, default=10) - Networks of a prediction.
+    * **options** - Of `NIW`.
     """
 
-    def __init__(
-        self,
-        head,
-        steps=5,
-        lr=0.003,
-        temperature=1e-7,
-        curvature="sgld",
-        prior_precision=None,
-        samples=10,
-        compile=True,
-    ):
+    def __init__(self, head, steps=5, lr=0.003, samples=10, compile=True, **options):
         super().__init__(head)
         self.samples = samples
-        self.niw = wrap(self.model, steps, lr, temperature, curvature, prior_precision)
+        self.niw = wrap(self.model, steps, lr, **options)
         self.episodes = Episodes(self.niw, support_loss(head), query_loss, steps=steps, compile=compile)
 
     def groups(self, lr):
@@ -76,6 +67,10 @@ class NIWMethod(Plain):
         return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, together=True)
 
 
+def told_loss(decoder, told, y):
+    return decoder(told).nll(y)
+
+
 class NIWProcess(NeuralProcess):
     """
     **Description**
@@ -86,16 +81,14 @@ class NIWProcess(NeuralProcess):
     **Arguments** - As those of `NIWMethod`.
     """
 
-    def __init__(
-        self, head, steps=3, lr=0.01, temperature=1e-7, curvature="sgld", prior_precision=None, samples=10, compile=True
-    ):
+    def __init__(self, head, steps=3, lr=0.01, samples=10, compile=True, **options):
         super().__init__(head)
         self.samples = samples
-        self.niw = wrap(self.process.decoder, steps, lr, temperature, curvature, prior_precision)
-        self.episodes = Episodes(self.niw, self.told_loss, steps=steps, compile=compile)
+        self.niw = wrap(self.decoder, steps, lr, **options)
+        self.episodes = Episodes(self.niw, told_loss, steps=steps, compile=compile)
 
     def groups(self, lr):
-        own = {id(p) for p in self.process.decoder.parameters()}
+        own = {id(p) for p in self.decoder.parameters()}
         shared = [p for p in self.model.parameters() if id(p) not in own]
         return [{"params": shared, "lr": lr}, *groups(self.niw, lr)]
 
@@ -105,5 +98,4 @@ class NIWProcess(NeuralProcess):
     @torch.no_grad()
     def predict(self, tasks):
         told_query, told = self.tell(tasks)
-        outputs = self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, together=True)
-        return self.process.read(outputs[0]).mix([self.process.read(o) for o in outputs])
+        return self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, together=True)

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+
+"""
+What the number of Langevin steps, the burn-in, the networks of a prediction and n_0 do: Sine-Line, NIW with a Bayesian
+ridge head, one of them changed at a time.
+
+    python benchmarks/sine_line_study.py                 # an hour on one core
+    python benchmarks/sine_line_study.py --report        # the plot of what has been run
+
+Scores are of validation tasks. A stopped run goes on where it was.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from processes import machine, publish
+from regression.niw import NIWMethod
+from regression.scoring import score, summary, tasks_of
+from regression.training import TASKS, train
+
+RESULTS = Path(__file__).parent / "results" / "sine_line_study"
+BASE = {"steps": 5, "burn_in": 4, "samples": 10, "n0": None}
+VALUES = {
+    "steps": [1, 2, 3, 5, 8],  # with a burn-in of all but the last
+    "burn_in": [0, 2, 3, 4],
+    "n0": [1.0, 100.0, 10_000.0],
+    "samples": [1, 2, 5, 10, 30],  # of a network that is trained once
+}
+TITLES = {"steps": "Langevin steps", "burn_in": "burn-in, of 5 steps", "n0": "n_0 at first", "samples": "networks"}
+
+
+def settings(name, value):
+    changed = {**BASE, name: value}
+    return {**changed, "burn_in": changed["steps"] - 1} if name == "steps" else changed
+
+
+def trainings():
+    """Every distinct setting that has to be trained."""
+    found = [settings(name, value) for name in ("steps", "burn_in", "n0") for value in VALUES[name]]
+    return [s for i, s in enumerate(found) if s not in found[:i]]
+
+
+def run(chosen, seed, budget, test_tasks):
+    torch.manual_seed(seed)
+    method = NIWMethod("bayesian-ridge", lr=0.003, **chosen)
+    curve, seconds = train(method, 0.004, budget, seed, title=f"{chosen}, seed {seed}")
+    tasks = tasks_of("validation", test_tasks)
+    for samples in VALUES["samples"] if chosen == BASE else [chosen["samples"]]:
+        method.samples = samples
+        found = summary(*score(method.predict, tasks))
+        del found["reliability"]
+        yield {"settings": {**chosen, "samples": samples}, "seed": seed, "budget": budget, "seconds": seconds, **found}
+
+
+def report(results):
+    path = results / "runs.jsonl"
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not runs:
+        print("Nothing has been run yet.")
+        return
+    by_setting = defaultdict(list)
+    for found in runs:
+        by_setting[json.dumps(found["settings"], sort_keys=True)].append(found)
+    lines = ["| changed | value | MSE (range) | NLL (range) | R-ECE | training, s |", "|---|---|---|---|---|---|"]
+    points = {}
+    for name, values in VALUES.items():
+        for value in values:
+            found = by_setting.get(json.dumps(settings(name, value), sort_keys=True))
+            if not found:
+                continue
+            points[name, value] = found
+            shown = []
+            for metric in ("mse", "nll"):
+                numbers = [f[metric] for f in found]
+                mean = sum(numbers) / len(numbers)
+                shown.append(f"{mean:.3f} ({min(numbers):.3f} to {max(numbers):.3f})")
+            ece, seconds = (sum(f[key] for f in found) / len(found) for key in ("r_ece", "seconds"))
+            lines.append(f"| {TITLES[name]} | {value:g} | {' | '.join(shown)} | {ece:.4f} | {seconds:.0f} |")
+    plot(points, results / "study.png")
+    notes, seeds = results / "notes.md", len({found["seed"] for found in runs})
+    text = [
+        "# Steps, burn-in, networks and n_0",
+        f"Made by `python benchmarks/sine_line_study.py`. {machine()}. NIW with a Bayesian ridge head, "
+        f"{runs[0]['budget']:,} batches of {TASKS} tasks, {seeds} seeds, validation tasks. Others as in {BASE}.",
+        "![MSE and NLL](study.png)",
+        "\n".join(lines),
+        *([notes.read_text().strip()] if notes.exists() else []),
+    ]
+    publish("\n\n".join(text) + "\n", results / "README.md")
+
+
+def plot(points, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(VALUES), figsize=(3.6 * len(VALUES), 5.5), sharey="row")
+    for column, (name, values) in zip(axes.T, VALUES.items()):
+        known = [value for value in values if (name, value) in points]
+        for axis, metric in zip(column, ("mse", "nll")):
+            for value in known:
+                axis.plot(
+                    [value] * len(points[name, value]), [f[metric] for f in points[name, value]], "C0.", alpha=0.5
+                )
+            means = [sum(f[metric] for f in points[name, v]) / len(points[name, v]) for v in known]
+            axis.plot(known, means, "C0-")
+            axis.set_ylabel(metric.upper() if name == "steps" else "")
+            if name in ("n0", "samples"):
+                axis.set_xscale("log")
+        column[1].set_xlabel(TITLES[name])
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of initial weights and tasks")
+    parser.add_argument("--budget", type=int, default=5000, help=f"batches of {TASKS} tasks")
+    parser.add_argument("--test-tasks", type=int, default=4000, help="validation tasks")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
+    parser.add_argument("--report", action="store_true", help="only the table and the plot of what has been run")
+    args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
+    path = args.results / "runs.jsonl"
+    if not args.report:
+        lines = path.read_text().splitlines() if path.exists() else []
+        done = [(f["settings"], f["seed"], f["budget"]) for f in map(json.loads, lines)]
+        for seed in args.seeds:
+            for chosen in trainings():
+                if (chosen, seed, args.budget) not in done:
+                    found = list(run(chosen, seed, args.budget, args.test_tasks))
+                    with path.open("a") as file:
+                        file.writelines(json.dumps(f) + "\n" for f in found)
+    report(args.results)
+
+
+if __name__ == "__main__":
+    main()
