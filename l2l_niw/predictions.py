@@ -171,7 +171,7 @@ class GaussianMixture(Prediction, MixtureSameFamily):
     def cdf(self, y: Tensor) -> Tensor:
         """Of each dimension of a target, (..., m, targets)."""
         levels = self.component_distribution.base_dist.cdf(y.unsqueeze(-2))
-        return (self.mixture_distribution.probs.unsqueeze(-1) * levels).sum(-2)
+        return (self.mixture_distribution.probs.unsqueeze(-1) * levels).sum(-2).clamp(max=1.0)  # but for rounding
 
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":

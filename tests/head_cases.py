@@ -24,7 +24,6 @@ HEADS = {
     "ridge-regression": lambda: Ridge("regression", learn_lam=True, learn_noise=True),
     "bayesian-ridge": lambda: BayesianRidge(),
     "ridge-mixture": lambda: RidgeMixture(FEATURES, 3, targets=2),
-    "ridge-mixture-one": lambda: RidgeMixture(FEATURES, 1, targets=2),
     "cnp-mean": lambda: CNP(FEATURES, 2, width=8),
     "cnp-max": lambda: CNP(FEATURES, 2, width=8, aggregate="max"),
     "cnp-bayesian": lambda: CNP(FEATURES, 2, width=8, aggregate="bayesian"),

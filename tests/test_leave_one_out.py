@@ -114,3 +114,10 @@ def test_distribution_functions_are_scipy_s(double):
     assert torch.allclose(parts[0].cdf(y), expected[0])
     assert torch.allclose(Gaussian.mix(parts).cdf(y), sum(expected) / 3)
     assert isinstance(Gaussian.mix(parts), GaussianMixture)
+
+
+def test_a_mixture_s_levels_stay_levels_in_float32():
+    weights, far = torch.randn(2000, 1, 7), torch.full((2000, 1, 1), 100.0)
+    mixture = GaussianMixture(torch.randn(2000, 1, 7, 1), torch.ones(2000, 1, 7, 1), weights)
+    assert (mixture.cdf(far) <= 1).all()
+    assert torch.allclose(mixture.cdf(far), torch.ones(()))

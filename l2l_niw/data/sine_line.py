@@ -106,7 +106,8 @@ class WeightedGaussians(NamedTuple):
         return (self.weights.log() + Normal(self.means, self.scale).log_prob(y)).logsumexp(-1)
 
     def cdf(self, y: Tensor) -> Tensor:
-        return (self.weights * Normal(self.means, self.scale).cdf(y)).sum(-1, keepdim=True)
+        levels = (self.weights * Normal(self.means, self.scale).cdf(y)).sum(-1, keepdim=True)
+        return levels.clamp(max=1.0)  # but for rounding
 
 
 class BayesOptimal:
