@@ -275,7 +275,7 @@ class EvidenceMixture(Prediction):
 
     def joint(self, y: Tensor) -> Tensor:
         """log p(y, component), (..., components)."""
-        return self.log_weights + self.parts.log_prob(y.unsqueeze(-3) - self.means)
+        return self.log_weights + self.parts.log_prob(y.unsqueeze(-3) - self.means).to(self.log_weights.dtype)
 
     def log_prob(self, y: Tensor) -> Tensor:
         return self.joint(y).logsumexp(-1)
@@ -285,4 +285,5 @@ class EvidenceMixture(Prediction):
         drawn = self.means + self.parts.sample(sample_shape)
         weights = self.log_weights.expand(drawn.shape[:-2])
         which = Categorical(logits=weights, validate_args=False).sample()[..., None, None, None]
-        return drawn.gather(-3, which.expand(*which.shape[:-2], *self.event_shape)).squeeze(-3)
+        drawn = drawn.gather(-3, which.expand(*which.shape[:-2], *self.event_shape)).squeeze(-3)
+        return drawn.to(self.log_weights.dtype)

@@ -72,3 +72,17 @@ def test_bad_input_is_named():
         RidgeMixture(4, prior_scale=0.0)
     with pytest.raises(ArgumentError, match="2 targets, but the head was built for 1"):
         RidgeMixture(4)(torch.randn(3, 4), torch.randn(3, 2))
+
+
+def test_a_component_whose_scales_outgrow_float32_is_left_to_itself():
+    head = RidgeMixture(4, 2)
+    phi, query, y = torch.randn(5, 4), torch.randn(3, 4), torch.randn(5, 1)
+    with torch.no_grad():
+        head.log_scale[0] = 0.0
+        head.log_scale[1] = 12.0
+    prediction = head(phi, y, query)
+    alone = BayesianRidge(prior_scale=1.0)(phi, y, query)
+    assert torch.allclose(prediction.mean, alone.mean, atol=1e-3)
+    assert prediction.mean.dtype == torch.float32
+    head(phi, y).nll(y).backward()
+    assert all(p.grad.isfinite().all() for p in head.parameters())

@@ -66,25 +66,29 @@ class RidgeMixture(Head):
         self.logits = nn.Parameter(torch.zeros(components))
 
     def _by_component(self, features: Tensor) -> Tuple[Tensor, Tensor]:
-        """Features in units of each component's scales, (..., components, n, d), and its mean at them."""
-        phi = with_constant(features).unsqueeze(-3)
-        return phi * self.log_scale.exp().unsqueeze(-2), phi @ self.mean
+        """
+        Features in units of each component's scales, (..., components, n, d), and its mean at them. In double
+        precision: nothing holds a component back that no task is of, and its scales may outgrow float32.
+        """
+        phi = with_constant(features).double().unsqueeze(-3)
+        return phi * self.log_scale.double().exp().unsqueeze(-2), phi @ self.mean.double()
 
     def explain(self, support: Tensor, y: Tensor) -> EvidenceMixture:
         phi, mean = self._by_component(support)
-        return EvidenceMixture(Evidence(phi, self.noise(), y.shape[-1]), mean, self.logits.log_softmax(-1))
+        return EvidenceMixture(Evidence(phi, self.noise().double(), y.shape[-1]), mean, self.logits.log_softmax(-1))
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> GaussianMixture:
         phi, mean = self._by_component(support)
         phi_query, mean_query = self._by_component(query)
-        noise = self.noise()
+        noise = self.noise().double()
         lower = ridge_factor(phi, noise.square())
         means = mean_query + phi_query @ ridge_weights(phi, lower, y.unsqueeze(-3) - mean)
         spread = ridge_spread(phi, lower, phi_query, noise.square())
         scales = (noise * (1.0 + spread).sqrt()).unsqueeze(-1).expand_as(means)
         log_weights = self.explain(support, y).joint(y).log_softmax(-1)
         log_weights = log_weights.unsqueeze(-2).expand(*means.shape[:-3], means.shape[-2], -1)
-        return GaussianMixture(means.transpose(-3, -2), scales.transpose(-3, -2), log_weights)
+        parts = (means.transpose(-3, -2), scales.transpose(-3, -2), log_weights)
+        return GaussianMixture(*(part.to(support.dtype) for part in parts))
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
         y = super().targets(support_y, ways)
