@@ -57,15 +57,10 @@ def bands(predict):
 
 @torch.no_grad()
 def movement(method):
-    """How far the tasks' posterior means are from m_0, layer by layer, relative to m_0's own size."""
+    """How far the tasks' posterior means are from m_0, layer by layer: root mean squares over weights and tasks."""
     means = method.episodes.posterior(tasks_of("test", 200).support).mean
     start = dict(method.niw.module.named_parameters())
-    return {
-        name.replace("backbone.layers.", "layer ").replace("head.head.", ""): (
-            (mean - start[name]).square().mean() / start[name].square().mean()
-        ).sqrt().item()
-        for name, mean in means.items()
-    }  # fmt: skip
+    return {name: (mean - start[name]).square().mean().sqrt().item() for name, mean in means.items()}
 
 
 def work(row, budget, test_tasks, seed, position):

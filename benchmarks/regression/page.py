@@ -37,7 +37,7 @@ $reliability
 <h2>Training</h2>
 $curves
 <h2>Which layers adapt</h2>
-<p>How far the weights of a task's posterior are from the common ones, relative to their size.</p>
+<p>How far the weights of a task's posterior are from the common ones: root mean squares over weights and tasks.</p>
 $movement
 </html>
 """)
@@ -112,7 +112,7 @@ def draw_movement(movement):
     drawn, ((axis,),) = figure(6.5, 0.5 + 0.3 * len(movement))
     names = list(movement)[::-1]
     axis.barh(names, [movement[name] for name in names])
-    axis.set(xlabel="distance from the common weights, relative")
+    axis.set(xlabel="distance from the common weights")
     return as_svg(drawn)
 
 
