@@ -6,6 +6,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from l2l_niw import EpisodicModel
 from l2l_niw.heads import ANP, CNP, BayesianRidge, LeaveOneOut, Linear, Ridge, RidgeMixture
+from l2l_niw.heads.leave_one_out import others
 from l2l_niw.models import MLP
 from l2l_niw.predictions import Gaussian
 
@@ -107,10 +108,8 @@ class NeuralProcess(Plain):
     def tell(self, tasks):
         """What the decoder is told of the queries, (B, m, ...), and of the support, each by the others, (B, n, ...)."""
         support, query = self.model.features(tasks.x, 1), self.model.features(tasks.x_query, 1)
-        n = support.shape[1]
-        rest = torch.arange(n - 1)
-        others = rest + (rest >= torch.arange(n).unsqueeze(1))
-        left_out = self.process.tell(support[:, others], tasks.y[:, others], support.unsqueeze(2))
+        rest = others(support.shape[1])
+        left_out = self.process.tell(support[:, rest], tasks.y[:, rest], support.unsqueeze(2))
         return self.process.tell(support, tasks.y, query), left_out.squeeze(2)
 
     def query_loss(self, told_query, told, tasks):

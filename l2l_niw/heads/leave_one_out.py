@@ -10,6 +10,12 @@ from l2l_niw.heads.base import Head
 from l2l_niw.predictions import LeftOut, Prediction
 
 
+def others(n: int, device: Optional[torch.device] = None) -> Tensor:
+    """For each of n data the places of all others, (n, n - 1)."""
+    rest = torch.arange(n - 1, device=device)
+    return rest + (rest >= torch.arange(n, device=device).unsqueeze(-1))
+
+
 class LeaveOneOut(Head):
     """
     **Description**
@@ -55,7 +61,5 @@ class LeaveOneOut(Head):
         n = support_y.shape[lead]
         if n < 2:
             raise ArgumentError("support_y holds one example, which leaves none to predict it from; give two at least.")
-        rest = torch.arange(n - 1, device=support.device)
-        others = rest + (rest >= torch.arange(n, device=support.device).unsqueeze(-1))  # (n, n - 1)
-        rows = (slice(None),) * lead + (others,)
+        rows = (slice(None),) * lead + (others(n, support.device),)
         return LeftOut(self.head(support[rows], support_y[rows], support.unsqueeze(-2), None, ways))
