@@ -21,14 +21,14 @@ from pathlib import Path
 
 import torch
 from regression.page import write_page
-from regression.rows import ROWS
+from regression.rows import BAYES, ROWS
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, train
 
 from l2l_niw.data import BayesOptimal, SineLine, Tasks
 from l2l_niw.metrics import bootstrap, quantile
 
-NIW_ROW, BAYES = "niw-bayesian-ridge", "bayes"
+NIW_ROW = "niw-bayesian-ridge"
 TITLES = {BAYES: "Bayes-optimal", **{row: ROWS[row].title for row in ("ridge", "bayesian-ridge", "maml-1", NIW_ROW)}}
 SETTINGS = {
     "ridge": {},

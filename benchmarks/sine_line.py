@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from processes import machine
 from regression.report import report
-from regression.rows import ROWS
+from regression.rows import BAYES, ROWS
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, train
 from tqdm import tqdm
@@ -33,7 +33,6 @@ from tqdm import tqdm
 from l2l_niw.data import BayesOptimal, SineLine
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"
-BAYES = "bayes"  # the optimal predictor: nothing to train
 TUNING_SEED = 100
 
 

@@ -6,14 +6,13 @@ from collections import defaultdict
 import numpy as np
 import torch
 from processes import publish
-from regression.rows import ROWS
+from regression.rows import BAYES, ROWS
 from regression.training import TASKS
 
 from l2l_niw.metrics import bootstrap
 
 METRICS = ("mse", "nll")
 PAPER = {"ridge": "0.8210", "maml-1": "0.8206", "maml-5": "0.8309", "pmaml": "0.9160", "niw-ridge": "0.7822"}
-BAYES = "bayes"
 
 
 def load(results):

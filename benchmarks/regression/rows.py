@@ -11,6 +11,7 @@ from regression.pmaml import PMAML
 
 OUTER = (0.0003, 0.001, 0.002, 0.004, 0.007, 0.01)  # learning rates of what has no inner one
 TWO = (0.001, 0.004)
+BAYES = "bayes"  # the optimal predictor: nothing to train, so it is no row of `ROWS`
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Bayesian ridge regression under several priors at once, weighed by what the support says of each."""
 
+import math
 from typing import Optional, Tuple
 
 import torch
@@ -59,9 +60,7 @@ class RidgeMixture(Head):
         check_number("prior_scale", prior_scale, 0, strict=True)
         self.features = features
         self.noise = Positive("noise", noise, True)
-        self.log_scale = nn.Parameter(
-            torch.log(torch.tensor(prior_scale)) + 0.5 * torch.randn(components, features + 1)
-        )
+        self.log_scale = nn.Parameter(math.log(prior_scale) + 0.5 * torch.randn(components, features + 1))
         self.mean = nn.Parameter(torch.zeros(components, features + 1, targets))
         self.logits = nn.Parameter(torch.zeros(components))
 
