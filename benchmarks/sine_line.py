@@ -4,7 +4,7 @@
 Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML and neural processes, and the best answer
 that there is.
 
-    python benchmarks/sine_line.py --tune --jobs 2       # search settings, on validation tasks: six for every row
+    python benchmarks/sine_line.py --tune --jobs 2       # search settings, on validation tasks: four for every row
     python benchmarks/sine_line.py --jobs 2              # train and score every row, five seeds, on the same test tasks
     python benchmarks/sine_line.py --rows ridge niw-ridge --budget 2000
     python benchmarks/sine_line.py --report              # tables and plots of what has been run
@@ -27,7 +27,7 @@ from processes import machine
 from regression.report import report
 from regression.rows import BAYES, ROWS
 from regression.scoring import score, summary, tasks_of
-from regression.training import TASKS, train
+from regression.training import TASKS, tensors_of, train
 from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
@@ -43,9 +43,19 @@ def settings_of(row, results):
     return chosen.get(row, {}).get("settings", ROWS[row].space[0])
 
 
+BUILT = {}
+
+
 def build(row, settings, seed):
+    """A method at its start. To compile one takes a minute, so a process builds it once and starts it again."""
+    own = {key: value for key, value in settings.items() if key != "outer_lr"}
     torch.manual_seed(seed)
-    return ROWS[row].build(**{k: v for k, v in settings.items() if k != "outer_lr"})
+    fresh = ROWS[row].build(**own)
+    method = BUILT.setdefault((row, *own.items()), fresh)
+    with torch.no_grad():
+        for old, new in zip(tensors_of(method.groups(0.0)), tensors_of(fresh.groups(0.0))):
+            old.copy_(new)
+    return method
 
 
 def run(row, seed, budget, test_tasks, results):
@@ -59,7 +69,7 @@ def run(row, seed, budget, test_tasks, results):
         method = build(row, settings, seed)
         checkpoint = results / "unfinished" / f"{row}-{seed}-{budget}.pt"
         curve, seconds = train(method, settings["outer_lr"], budget, seed, checkpoint, f"{row}, seed {seed}")
-        parameters = sum(t.numel() for group in method.groups(0.0) for t in group["params"])
+        parameters = sum(tensor.numel() for tensor in tensors_of(method.groups(0.0)))
         predict, facts = method.predict, {"seconds": seconds, "parameters": parameters, "curve": curve}
     errors, nlls, levels = score(predict, tasks, seed, f"{row}, seed {seed}: test")
     (results / "tasks").mkdir(parents=True, exist_ok=True)
@@ -74,9 +84,12 @@ def tune(row, index, budget, results):
     """Trains one of a row's settings and scores it on validation tasks."""
     settings = ROWS[row].space[index]
     method = build(row, settings, TUNING_SEED)
-    curve, seconds = train(method, settings["outer_lr"], budget, TUNING_SEED, title=f"{row}: {settings}")
-    found = summary(*score(method.predict, tasks_of("validation", 4000)))
-    found |= {"row": row, "index": index, "settings": settings, "budget": budget, "seconds": seconds}
+    try:
+        _, seconds = train(method, settings["outer_lr"], budget, TUNING_SEED, title=f"{row}: {settings}")
+        found = {**summary(*score(method.predict, tasks_of("validation", 4000))), "seconds": seconds}
+    except RuntimeError as error:  # a setting that diverges is one of the row's trials too
+        found = {"mse": None, "nll": None, "error": str(error).splitlines()[0]}
+    found |= {"row": row, "index": index, "settings": settings, "budget": budget}
     with (results / "tuning.jsonl").open("a") as file:
         file.write(json.dumps({k: v for k, v in found.items() if k != "reliability"}) + "\n")
 
@@ -89,13 +102,12 @@ def choose(results):
     for row in ROWS:
         trials = {trial["index"]: trial for trial in lines if trial["row"] == row}
         if len(trials) == len(ROWS[row].space):
-            best = min(trials.values(), key=lambda trial: trial["mse"])
+            best = min((trial for trial in trials.values() if trial["mse"] is not None), key=lambda t: t["mse"])
             chosen[row] = {key: best[key] for key in ("settings", "mse", "nll", "budget")}
     (results / "settings.json").write_text(json.dumps(chosen, indent=1))
 
 
-def is_done(job, args):
-    kind, row, number = job
+def is_done(kind, row, number, args):
     if kind == "tune":
         path = args.results / "tuning.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -110,27 +122,41 @@ def is_done(job, args):
     return (found["budget"], found["test_tasks"], found["settings"]) == wanted
 
 
-def work(job, args):
-    kind, row, number = job
-    if kind == "tune":
-        tune(row, number, args.budget // 4, args.results)
-    else:
-        run(row, number, args.budget, args.test_tasks, args.results)
+def jobs_of(args):
+    """[(kind, row, numbers of its settings or seeds that are not done yet)]."""
+    kind, jobs = "tune" if args.tune else "run", []
+    for row in args.rows:
+        if row == BAYES:
+            numbers = [] if args.tune else args.seeds[:1]
+        else:
+            numbers = range(len(ROWS[row].space)) if args.tune else args.seeds
+        if numbers := [number for number in numbers if not is_done(kind, row, number, args)]:
+            jobs.append((kind, row, numbers))
+    return jobs
+
+
+def work(kind, row, numbers, args):
+    for number in numbers:
+        if kind == "tune":
+            tune(row, number, args.budget // 4, args.results)
+        else:
+            run(row, number, args.budget, args.test_tasks, args.results)
 
 
 def in_processes(jobs, args):
-    """Several jobs at a time, each in a process with one thread."""
+    """Several rows at a time, each in a process with one thread."""
 
     def start(job):
-        command = [sys.executable, __file__, "--job", "/".join(map(str, job)), "--budget", str(args.budget)]
-        command += ["--test-tasks", str(args.test_tasks), "--results", str(args.results)]
+        kind, row, numbers = job
+        command = [sys.executable, __file__, "--job", f"{kind}/{row}/{','.join(map(str, numbers))}"]
+        command += ["--budget", str(args.budget), "--test-tasks", str(args.test_tasks), "--results", str(args.results)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(tqdm(pool.map(start, jobs), total=len(jobs), desc="runs"))
+        list(tqdm(pool.map(start, jobs), total=len(jobs), desc="rows"))
 
 
 def main():
@@ -139,10 +165,10 @@ def main():
     parser.add_argument("--rows", nargs="+", choices=choices, default=choices, metavar="ROW",
                         help=f"which of {', '.join(choices)}")  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="of initial weights and tasks")
-    parser.add_argument("--budget", type=int, default=30_000, help=f"batches of {TASKS} tasks, for every row alike")
+    parser.add_argument("--budget", type=int, default=6000, help=f"batches of {TASKS} tasks, for every row alike")
     parser.add_argument("--test-tasks", type=int, default=20_000, help="which all rows are scored on")
     parser.add_argument("--tune", action="store_true", help="search settings instead, at a quarter of the budget")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at a time, each on one thread")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -150,20 +176,16 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
     if args.job:
         torch.set_num_threads(1)
-        kind, row, number = args.job.split("/")
-        work((kind, row, int(number)), args)
+        kind, row, numbers = args.job.split("/")
+        work(kind, row, [int(number) for number in numbers.split(",")], args)
         return
     if not args.report:
-        if args.tune:
-            jobs = [("tune", r, i) for r in args.rows if r != BAYES for i in range(len(ROWS[r].space))]
-        else:
-            jobs = [("run", r, s) for s in args.seeds for r in args.rows if r != BAYES or s == args.seeds[0]]
-        jobs = [job for job in jobs if not is_done(job, args)]
+        jobs = jobs_of(args)
         if args.jobs > 1:
             in_processes(jobs, args)
         else:
             for job in jobs:
-                work(job, args)
+                work(*job, args)
         if args.tune:
             choose(args.results)
             return

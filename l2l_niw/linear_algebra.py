@@ -12,9 +12,13 @@ def ridge_factor(phi: Tensor, lam: Tensor) -> Tensor:
     """The Cholesky factor of phi phi^T + lam I or of phi^T phi + lam I, whichever is smaller."""
     n, d = phi.shape[-2:]
     gram = phi @ phi.mT if n <= d else phi.mT @ phi
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return cholesky(gram + lam * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+
+
+def cholesky(regularised: Tensor) -> Tensor:
+    """The Cholesky factor of a head's Gram matrix, or an error that says what to do."""
     try:
-        return torch.linalg.cholesky(gram + lam * eye)
+        return torch.linalg.cholesky(regularised)
     except torch.linalg.LinAlgError as error:
         raise LossError(
             "the head's regularised Gram matrix is not positive definite: features are not finite, or so large "

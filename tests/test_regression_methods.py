@@ -174,9 +174,9 @@ def test_a_stopped_training_ends_at_the_same_weights(make, tmp_path, monkeypatch
     assert not path.exists()
 
 
-def test_every_row_has_six_settings_and_a_twin_that_exists():
+def test_every_row_has_four_settings_and_a_twin_that_exists():
     for row in ROWS.values():
-        assert len({json.dumps(s) for s in row.space}) == 6
+        assert len({json.dumps(s) for s in row.space}) == 4
         assert row.twin is None or row.twin in ROWS
 
 
@@ -194,6 +194,32 @@ def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, c
         path.unlink()
     sine_line.main()
     assert (tmp_path / "README.md").read_text() == table
+
+
+def test_a_method_that_is_started_again_is_as_one_that_is_new():
+    def trained(*seeds):
+        sine_line.BUILT.clear()
+        for seed in seeds:
+            method = sine_line.build("niw-bayesian-ridge", {"outer_lr": 0.01, "lr": 0.003, "compile": False}, seed)
+            curve, _ = train(method, 0.01, 3, seed)
+        return curve
+
+    assert trained(0, 1) == trained(1)
+    assert trained(0) != trained(1)
+
+
+def test_a_trial_that_diverges_is_written_down_and_not_chosen(tmp_path, monkeypatch):
+    def train(method, outer_lr, *rest, **others):
+        if outer_lr < 0.008:
+            raise RuntimeError("The total norm is non-finite\nand more")
+        return [], 0.0
+
+    monkeypatch.setattr(sine_line, "train", train)
+    monkeypatch.setattr(sys, "argv", ["sine_line.py", "--tune", "--rows", "ridge", "--results", str(tmp_path)])
+    sine_line.main()
+    trials = [json.loads(line) for line in (tmp_path / "tuning.jsonl").read_text().splitlines()]
+    assert [t.get("error") for t in trials] == ["The total norm is non-finite"] * 3 + [None]
+    assert sine_line.settings_of("ridge", tmp_path) == {"outer_lr": 0.008}
 
 
 def test_the_study_trains_each_setting_once_and_draws_all_of_them(tmp_path, monkeypatch):

@@ -11,15 +11,19 @@ from l2l_niw.models import MLP
 from l2l_niw.predictions import Gaussian
 
 WIDTH, WIDTHS = 64, (40, 40, 40)
+SPREAD = 5  # times the weights' learning rate is that of step sizes and variances: in log, they have further to go
 NOISE = 0.3  # the targets' own: what no prediction of a target can be below
 
 
 def network(head):
-    """The model of every row with this head: an MLP of three layers, or a neural process on one."""
+    """
+    The model of every row with this head: an MLP of three layers, or a neural process on one. Heads that solve for
+    their readout have features without an activation: a sine's readout is then two weights, not a balance of many.
+    """
     if head in ("cnp", "anp"):
         processes = {
-            "cnp": lambda: CNP(WIDTH, width=2 * WIDTH, depth=3),
-            "anp": lambda: ANP(WIDTH, width=WIDTH, self_layers=2, cross_layers=1, latent=False),
+            "cnp": lambda: CNP(WIDTH, width=WIDTH, depth=3),
+            "anp": lambda: ANP(WIDTH, width=WIDTH, self_layers=1, cross_layers=1, latent=False),
         }
         return EpisodicModel(MLP(1, (WIDTH,), activate_last=True), processes[head]())
     heads = {
@@ -28,7 +32,7 @@ def network(head):
         "bayesian-ridge": lambda: BayesianRidge(noise=NOISE),
         "ridge-mixture": lambda: RidgeMixture(WIDTHS[-1], components=8, noise=NOISE),
     }
-    return EpisodicModel(MLP(1, WIDTHS, activate_last=True), heads[head]())
+    return EpisodicModel(MLP(1, WIDTHS, activate_last=head == "linear"), heads[head]())
 
 
 def best_noise_nll(prediction, y):

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from regression.base import Functional, query_loss
+from regression.base import SPREAD, Functional, query_loss
 from torch.func import vmap
 
 from l2l_niw.predictions import Gaussian
@@ -32,7 +32,7 @@ class MAML(Functional):
 
     def groups(self, lr):
         weights, *rates = super().groups(lr)
-        return [weights, *({**group, "lr": 10 * lr} for group in rates)]
+        return [weights, *({**group, "lr": SPREAD * lr} for group in rates)]
 
     def adapt(self, leaves, x, y):
         weights = leaves["weights"]

@@ -1,7 +1,7 @@
 """NIW: a posterior over a network's weights, task by task."""
 
 import torch
-from regression.base import NeuralProcess, Plain, query_loss, support_loss
+from regression.base import SPREAD, NeuralProcess, Plain, query_loss, support_loss
 
 from l2l_niw import NIW
 from l2l_niw.curvature import GGN
@@ -25,10 +25,10 @@ def wrap(model, steps, lr, temperature=1e-7, curvature="sgld", burn_in=None, **o
 
 
 def groups(niw, lr):
-    """V_0 and n_0 are learned in log, and have further to go than weights."""
+    """Parameter groups for an optimiser."""
     return [
         {"params": list(niw.module.parameters()), "lr": lr},
-        {"params": [*niw.log_variance, niw.raw_n0], "lr": 10 * lr},
+        {"params": [*niw.log_variance, niw.raw_n0], "lr": SPREAD * lr},
     ]
 
 

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from regression.base import Functional, query_loss
+from regression.base import SPREAD, Functional, query_loss
 
 from l2l_niw.predictions import GaussianMixture
 
@@ -38,7 +38,7 @@ class PMAML(Functional):
 
     def groups(self, lr):
         weights, *others = super().groups(lr)
-        return [weights, *({**group, "lr": 10 * lr} for group in others)]
+        return [weights, *({**group, "lr": SPREAD * lr} for group in others)]
 
     def noise(self, tasks):
         return torch.randn(tasks, sum(w.numel() for w in self.leaves["weights"]))

@@ -136,7 +136,7 @@ def report(results):
         "# Sine-Line",
         f"Made by `python benchmarks/sine_line.py`. {next(iter(rows.values()))[0]['machine']}. Every row: "
         f"{' or '.join(f'{b:,}' for b in budgets)} batches of {TASKS} tasks, {' or '.join(map(str, seeds))} seeds, "
-        f"scored on the same {next(iter(rows.values()))[0]['test_tasks']:,} test tasks. Six settings of each row were "
+        f"scored on the same {next(iter(rows.values()))[0]['test_tasks']:,} test tasks. Four settings of each row were "
         "tried on validation tasks at a quarter of the budget (`tuning.jsonl`). Intervals resample tasks and seeds, "
         "2,000 times; differences are paired, task by task and seed by seed. `niw-*` predict with 10 networks.",
         table(rows, kept),

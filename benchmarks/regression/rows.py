@@ -1,4 +1,4 @@
-"""The rows of the table, and the settings that are searched for each: six of them, on validation tasks."""
+"""The rows of the table, and the settings that are searched for each: four of them, on validation tasks."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -9,8 +9,8 @@ from regression.maml import MAML, Reptile
 from regression.niw import NIWMethod, NIWProcess
 from regression.pmaml import PMAML
 
-OUTER = (0.0003, 0.001, 0.002, 0.004, 0.007, 0.01)  # learning rates of what has no inner one
-TWO = (0.001, 0.004)
+OUTER = (0.004, 0.001, 0.002, 0.008)  # learning rates of what has no inner one
+TWO = (0.004, 0.0015)
 BAYES = "bayes"  # the optimal predictor: nothing to train, so it is no row of `ROWS`
 
 
@@ -21,7 +21,7 @@ class Row:
 
     * **title** (str) - As it stands in the table.
     * **build** (callable) - From settings to a method.
-    * **inner** (tuple) - Inner learning rates to search, if it has them, three.
+    * **inner** (tuple) - Inner learning rates to search, if it has them, two.
     * **twin** (str, *optional*, default=None) - The row with the same head and without NIW.
     """
 
@@ -32,25 +32,27 @@ class Row:
 
     @property
     def space(self):
-        """Six settings, whatever the method; the first is what is used before any search."""
+        """Four settings, whatever the method; the first is what is used before any search."""
         if not self.inner:
-            return [{"outer_lr": outer} for outer in OUTER[1:] + OUTER[:1]]
+            return [{"outer_lr": outer} for outer in OUTER]
         return [{"outer_lr": outer, "lr": inner} for outer, inner in product(TWO, self.inner)]
 
 
-STEPS = (0.01, 0.003, 0.03)
-SMALL_STEPS = (0.003, 0.001, 0.01)
+STEPS = (0.01, 0.03)
+SMALL_STEPS = (0.003, 0.001)
+SGLD = {"curvature": "sgld", "temperature": 1e-7}
+GGN = {"curvature": "ggn", "temperature": 1e-6, "prior_precision": 1e3}  # of the size of the curvature it meets
 
 
-def niw_rows(head, title, make, inner):
+def niw_rows(head, title, make, inner, steps):
     """NIW with a head, by both curvatures."""
 
-    def row(curvature, temperature):
-        return lambda lr, **options: make(head, lr=lr, curvature=curvature, temperature=temperature, **options)
+    def row(chosen):
+        return lambda **options: make(head, steps, **chosen, **options)
 
     return {
-        f"niw-{head}": Row(f"NIW, {title}", row("sgld", 1e-7), inner, head),
-        f"niw-{head}-ggn": Row(f"NIW, {title}, ggn", row("ggn", 1e-4), inner, head),
+        f"niw-{head}": Row(f"NIW, {title}", row(SGLD), inner, head),
+        f"niw-{head}-ggn": Row(f"NIW, {title}, ggn", row(GGN), inner, head),
     }
 
 
@@ -67,9 +69,9 @@ ROWS = {
     "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),
     "maml-ridge-5": Row("MAML, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr), SMALL_STEPS, "ridge"),
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
-    **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS),
-    **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS),
-    **niw_rows("ridge-mixture", "ridge mixture", NIWMethod, SMALL_STEPS),
-    **niw_rows("cnp", "CNP", NIWProcess, STEPS),
-    **niw_rows("anp", "ANP", NIWProcess, STEPS),
+    **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS, 5),
+    **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS, 5),
+    **niw_rows("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2),
+    **niw_rows("cnp", "CNP", NIWProcess, (0.01, 0.003), 3),
+    **niw_rows("anp", "ANP", NIWProcess, (0.01, 0.003), 3),
 }

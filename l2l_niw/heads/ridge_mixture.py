@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from l2l_niw.checks import check_number
 from l2l_niw.heads.base import Head, Positive, check_width
 from l2l_niw.heads.ridge import with_constant
-from l2l_niw.linear_algebra import ridge_factor, ridge_spread, ridge_weights
+from l2l_niw.linear_algebra import cholesky, log_determinant
 from l2l_niw.predictions import Evidence, EvidenceMixture, GaussianMixture
 
 
@@ -64,29 +64,43 @@ class RidgeMixture(Head):
         self.mean = nn.Parameter(torch.zeros(components, features + 1, targets))
         self.logits = nn.Parameter(torch.zeros(components))
 
-    def _by_component(self, features: Tensor) -> Tuple[Tensor, Tensor]:
+    def _prior(self, features: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """
-        Features in units of each component's scales, (..., components, n, d), and its mean at them. In double
-        precision: nothing holds a component back that no task is of, and its scales may outgrow float32.
+        Features with a constant, (..., n, d), each component's mean at them, (..., components, n, targets), and its
+        scales, (components, d). In double precision: nothing holds a component back that no task is of, and its
+        scales may outgrow float32.
         """
-        phi = with_constant(features).double().unsqueeze(-3)
-        return phi * self.log_scale.double().exp().unsqueeze(-2), phi @ self.mean.double()
+        phi, mean = with_constant(features).double(), self.mean.double()
+        means = (phi @ mean.transpose(0, 1).flatten(1)).unflatten(-1, mean.shape[::2]).transpose(-3, -2)
+        return phi, means, self.log_scale.double().exp()
 
     def explain(self, support: Tensor, y: Tensor) -> EvidenceMixture:
-        phi, mean = self._by_component(support)
-        return EvidenceMixture(Evidence(phi, self.noise().double(), y.shape[-1]), mean, self.logits.log_softmax(-1))
+        phi, means, scale = self._prior(support)
+        evidence = Evidence(phi.unsqueeze(-3) * scale.unsqueeze(-2), self.noise().double(), y.shape[-1])
+        return EvidenceMixture(evidence, means, self.logits.log_softmax(-1))
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> GaussianMixture:
-        phi, mean = self._by_component(support)
-        phi_query, mean_query = self._by_component(query)
-        noise = self.noise().double()
-        lower = ridge_factor(phi, noise.square())
-        means = mean_query + phi_query @ ridge_weights(phi, lower, y.unsqueeze(-3) - mean)
-        spread = ridge_spread(phi, lower, phi_query, noise.square())
-        scales = (noise * (1.0 + spread).sqrt()).unsqueeze(-1).expand_as(means)
-        log_weights = self.explain(support, y).joint(y).log_softmax(-1)
-        log_weights = log_weights.unsqueeze(-2).expand(*means.shape[:-3], means.shape[-2], -1)
-        parts = (means.transpose(-3, -2), scales.transpose(-3, -2), log_weights)
+        """
+        As of Gaussian processes whose kernels differ in the scales: one factor of the support's covariance is all a
+        component needs, and the queries' features, of which there are many, are not scaled for each.
+        """
+        phi, means, scale = self._prior(support)
+        phi_query, means_query, _ = self._prior(query)
+        variance, n = self.noise().double().square(), phi.shape[-2]
+        scaled = (phi.unsqueeze(-3) * scale.square().unsqueeze(-2)).flatten(-3, -2)  # (..., components * n, d)
+        kernel = (scaled @ torch.cat([phi, phi_query], -2).mT).unflatten(-2, (-1, n))
+        lower = cholesky(kernel[..., :n] + variance * torch.eye(n).to(kernel))
+        white = torch.linalg.solve_triangular(
+            lower, torch.cat([kernel[..., n:], y.unsqueeze(-3) - means], -1), upper=False
+        )
+        cross, residual = white.tensor_split([phi_query.shape[-2]], -1)
+        prior = (phi_query.square() @ scale.square().mT).mT
+        spread = (prior - cross.square().sum(-2)).clamp_min(0.0)  # below 0 by rounding only
+        evidence = -0.5 * (residual.square().sum((-2, -1)) + y.shape[-1] * log_determinant(lower))
+        log_weights = (self.logits + evidence).log_softmax(-1).unsqueeze(-2)
+        means, scales = means_query + cross.mT @ residual, (variance + spread).sqrt().unsqueeze(-1)
+        parts = [part.transpose(-3, -2) for part in (means, scales.expand_as(means))]
+        parts.append(log_weights.expand(*parts[0].shape[:-1]))
         return GaussianMixture(*(part.to(support.dtype) for part in parts))
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
