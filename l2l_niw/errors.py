@@ -28,6 +28,10 @@ class CheckpointError(NIWError, RuntimeError):
     """A state dict belongs to another model or to another reading of the Wishart."""
 
 
+class DataError(NIWError, FileNotFoundError):
+    """Data are not where they were looked for."""
+
+
 class ExtraError(NIWError, ImportError):
     """A package is missing that only some users need."""
 

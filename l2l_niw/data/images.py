@@ -1,0 +1,210 @@
+"""Images of learn2learn's benchmarks as tensors in memory: where they are looked for, and how they are read."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from l2l_niw.errors import ArgumentError, DataError, require
+
+MODES = {"train": "train", "validation": "val", "test": "test"}  # and what folders call them
+CHARACTERS = 1623  # of Omniglot
+OMNIGLOT_SPLIT = {"train": (0, 1100), "validation": (1100, 1200), "test": (1200, CHARACTERS)}  # learn2learn's
+
+
+class Images(NamedTuple):
+    """All images of a split, (n, channels, height, width) in bytes, and their classes, 0, 1, ..., sorted."""
+
+    pixels: Tensor
+    labels: Tensor
+
+
+def read_folders(folders: List[Path], size: Optional[int] = None, grey: bool = False) -> Images:
+    """Every PNG of folders of which each is a class."""
+    pil = require("PIL.Image", "examples")
+    images, labels = [], []
+    for label, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.png")):
+            with pil.open(path) as image:
+                image = image.convert("L" if grey else "RGB")
+                if size is not None:
+                    image = image.resize((size, size), pil.Resampling.LANCZOS)
+                images.append(np.asarray(image))
+            labels.append(label)
+    if not images:
+        raise DataError(f"There is no PNG in {folders[0] if folders else 'any folder'}.")
+    pixels = torch.from_numpy(np.stack(images))
+    return Images(pixels.unsqueeze(1) if grey else pixels.permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
+
+
+def subfolders(folder: Path, depth: int = 1) -> List[Path]:
+    return sorted(path for path in folder.glob("/".join("*" * depth)) if path.is_dir())
+
+
+def from_dataset(dataset: Sequence) -> Images:
+    """Images of a learn2learn dataset, whose items are tensors or pictures."""
+    labels = torch.empty(len(dataset), dtype=torch.long)
+    pixels = None
+    for i in range(len(dataset)):
+        image, labels[i] = dataset[i]
+        if not isinstance(image, Tensor):
+            image = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        if pixels is None:  # at once: tiered-ImageNet's are 9.5 GB
+            pixels = torch.empty(len(dataset), *image.shape, dtype=torch.uint8)
+        pixels[i] = image
+    classes = labels.unique(return_inverse=True)[1]
+    order = classes.argsort(stable=True)
+    return Images(pixels if classes.equal(classes[order]) else pixels[order], classes[order])
+
+
+def omniglot(root: Path, split: str) -> Images:
+    """
+    From the folders of the two archives, whether torchvision has unpacked them or somebody else: it refuses folders
+    whose archives are gone. Ink is bright, and characters are shuffled once and for all.
+    """
+    folders = [f for half in ("background", "evaluation") for f in subfolders(root / f"omniglot-py/images_{half}", 2)]
+    if len(folders) != CHARACTERS:
+        raise DataError(
+            f"Omniglot has {CHARACTERS} characters, but {len(folders)} are under {root / 'omniglot-py'}: unpack both "
+            "images_background.zip and images_evaluation.zip there."
+        )
+    order = np.random.default_rng(0).permutation(len(folders))
+    first, last = OMNIGLOT_SPLIT[split]
+    images = read_folders([folders[i] for i in sorted(order[first:last])], size=28, grey=True)
+    return images._replace(pixels=255 - images.pixels)
+
+
+def cifarfs(root: Path, split: str) -> Images:
+    return read_folders(subfolders(root / "cifarfs/processed" / MODES[split]))
+
+
+def fc100(root: Path, split: str) -> Images:
+    folder = root / "fc100-png" / MODES[split]
+    return read_folders(subfolders(folder)) if folder.exists() else from_dataset(learn2learn("FC100", root, split))
+
+
+def mini_imagenet(root: Path, split: str) -> Images:
+    return from_dataset(learn2learn("MiniImagenet", root, split))
+
+
+def tiered_imagenet(root: Path, split: str) -> Images:
+    return from_dataset(learn2learn("TieredImagenet", root, split))
+
+
+def learn2learn(dataset: str, root: Path, split: str, download: bool = False) -> Sequence:
+    """A data set of learn2learn's."""
+    import learn2learn as l2l  # which takes seconds, and l2l_niw has made sure that it can
+
+    return getattr(l2l.vision.datasets, dataset)(str(root), mode=split, download=download)
+
+
+def omniglot_archives(root: Path, split: str) -> object:
+    import learn2learn as l2l
+
+    return l2l.vision.datasets.FullOmniglot(str(root), download=True)
+
+
+class Source(NamedTuple):
+    """
+    How to read a benchmark, which paths of a split one of has to be there, how to get them, and what a download would
+    write to.
+    """
+
+    read: Callable[[Path, str], Images]
+    paths: Callable[[str], List[str]]
+    download: Callable[[Path, str], object]
+    writes: Callable[[str], List[str]]
+    remedy: str
+
+
+SOURCES: Dict[str, Source] = {
+    "omniglot": Source(
+        omniglot,
+        lambda split: ["omniglot-py/images_background", "omniglot-py/images_evaluation"],
+        omniglot_archives,
+        lambda split: ["omniglot-py"],
+        "unpack images_background.zip and images_evaluation.zip of github.com/brendenlake/omniglot into "
+        "{root}/omniglot-py",
+    ),
+    "cifarfs": Source(
+        cifarfs,
+        lambda split: [f"cifarfs/processed/{MODES[split]}"],
+        lambda root, split: learn2learn("CIFARFS", root, split, True),
+        lambda split: ["cifarfs", "cifarfs.zip"],
+        "put a folder of PNGs for each class into {root}/cifarfs/processed/train, val and test",
+    ),
+    "fc100": Source(
+        fc100,
+        lambda split: [f"fc100-png/{MODES[split]}", f"FC100_{MODES[split]}.pickle"],
+        lambda root, split: learn2learn("FC100", root, split, True),
+        lambda split: ["fc100.zip", f"FC100_{MODES[split]}.pickle"],
+        "put a folder of PNGs for each class into {root}/fc100-png/train, val and test",
+    ),
+    "mini-imagenet": Source(
+        mini_imagenet,
+        lambda split: [f"mini-imagenet-cache-{split}.pkl"],
+        lambda root, split: learn2learn("MiniImagenet", root, split, True),
+        lambda split: [f"mini-imagenet-cache-{split}.pkl"],
+        "get mini-imagenet-cache-train.pkl, -validation.pkl and -test.pkl from zenodo.org/record/7978538 into {root}",
+    ),
+    "tiered-imagenet": Source(
+        tiered_imagenet,
+        lambda split: [f"tiered-imagenet/{MODES[split]}_images_png.pkl"],
+        lambda root, split: learn2learn("TieredImagenet", root, split, True),
+        lambda split: ["tiered-imagenet"],
+        "get the tiered-imagenet-* files of zenodo.org/record/7978538 into {root}/tiered-imagenet, without that prefix",
+    ),
+}
+
+
+def data_root(root: Union[str, Path, None]) -> Path:
+    """The argument, or what L2L_NIW_DATA says."""
+    root = os.environ.get("L2L_NIW_DATA") if root is None else root
+    if not root:
+        raise ArgumentError("root: say where the data are, by the argument or by the variable L2L_NIW_DATA.")
+    return Path(root).expanduser()
+
+
+def load_images(name: str, split: str, root: Union[str, Path, None] = None, download: bool = False) -> Images:
+    """
+    **Description**
+
+    All images of a split of a benchmark. They are read once a process. Nothing that is on disk is ever written over or
+    deleted: where a download would have to, it is refused.
+
+    **Arguments**
+
+    * **name** (str) - One of learn2learn's benchmarks: 'omniglot', 'cifarfs', 'fc100', 'mini-imagenet',
+        'tiered-imagenet'.
+    * **split** (str) - 'train', 'validation' or 'test'.
+    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
+    """
+    if name not in SOURCES:
+        raise ArgumentError(f"name must be one of {', '.join(SOURCES)}; got {name!r}.")
+    if split not in MODES:
+        raise ArgumentError(f"split must be one of {', '.join(MODES)}; got {split!r}.")
+    source, root = SOURCES[name], data_root(root)
+    if not any((root / path).exists() for path in source.paths(split)):
+        wanted = " or ".join(str(root / path) for path in source.paths(split))
+        if not download:
+            remedy = source.remedy.format(root=root)
+            raise DataError(f"No {name} ({split}): looked for {wanted}. Give download=True, or {remedy}.")
+        in_the_way = [str(root / path) for path in source.writes(split) if (root / path).exists()]
+        if in_the_way:
+            raise DataError(
+                f"No {name} ({split}): looked for {wanted}. A download would write to {in_the_way[0]}, which is there "
+                "already, perhaps of an earlier download that was cut off: move it away first."
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        source.download(root, split)
+    return _read(name, split, root)
+
+
+@cache
+def _read(name: str, split: str, root: Path) -> Images:
+    return SOURCES[name].read(root, split)

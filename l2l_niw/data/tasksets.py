@@ -1,0 +1,170 @@
+"""learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
+
+from pathlib import Path
+from typing import Iterator, NamedTuple, Optional, Union
+
+import numpy as np
+import torch
+
+from l2l_niw.checks import check_number
+from l2l_niw.data.images import MODES, Images, load_images
+from l2l_niw.data.sine_line import Tasks
+from l2l_niw.errors import ArgumentError
+
+
+class ImageTaskset:
+    """
+    **Description**
+
+    Few-shot tasks of images in memory. `taskset[i]` is one task, the same whenever it is asked for, `sample()` the next
+    one, and `batch(n)` the next n, stacked: support and query, inputs of (images, channels, height, width) between 0
+    and 1 and labels from 0 to ways - 1, class by class.
+
+    **Arguments**
+
+    * **images** (Images) - Pixels in bytes, and their classes.
+    * **ways** (int) - Classes a task.
+    * **shots** (int) - Images of a class in the support.
+    * **queries** (int) - Images of a class in the query, all others than the support's.
+    * **num_tasks** (int, *optional*, default=-1) - How many there are; -1 for no end.
+    * **rotate** (bool, *optional*, default=False) - Whether every class of a task is turned by a multiple of 90
+        degrees, as is usual on Omniglot.
+    * **seed** (int or sequence, *optional*, default=0) - Of the tasks.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        ways: int,
+        shots: int,
+        queries: int,
+        num_tasks: int = -1,
+        rotate: bool = False,
+        seed: int = 0,
+    ):
+        for name, value in (("ways", ways), ("shots", shots), ("queries", queries)):
+            check_number(name, value, 1, whole=True)
+        check_number("num_tasks", num_tasks, -1, whole=True)
+        if num_tasks == 0:
+            raise ArgumentError("num_tasks must be a number of tasks, or -1 for no end; got 0.")
+        counts = torch.bincount(images.labels)
+        if len(counts) < ways:
+            raise ArgumentError(f"ways is {ways}, but there are {len(counts)} classes.")
+        if counts.min() < shots + queries:
+            raise ArgumentError(
+                f"shots + queries is {shots + queries}, but a class has {counts.min()} images: lower one of them."
+            )
+        self.images, self.ways, self.shots, self.queries = images, ways, shots, queries
+        self.num_tasks, self.rotate, self.seed = num_tasks, rotate, seed
+        self._starts, self._counts = (counts.cumsum(0) - counts).numpy(), counts.numpy()
+        self.position = 0  # of `sample` and `batch`
+
+    def __len__(self) -> int:
+        return 1 if self.num_tasks < 0 else self.num_tasks  # learn2learn's own reading of -1
+
+    def __getitem__(self, i: int) -> Tasks:
+        if i < 0 or 0 <= self.num_tasks <= i:
+            raise IndexError(f"task {i} of a taskset of {self.num_tasks}.")
+        random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
+        size = self.shots + self.queries
+        classes = random.choice(len(self._counts), self.ways, replace=False)
+        which = [self._starts[c] + random.choice(self._counts[c], size, replace=False) for c in classes]
+        pixels = self.images.pixels[torch.from_numpy(np.stack(which))]  # (ways, shots + queries, ...)
+        if self.rotate:
+            turns = random.integers(4, size=self.ways)
+            pixels = torch.stack([torch.rot90(own, int(turn), (-2, -1)) for own, turn in zip(pixels, turns)])
+        pixels = pixels.float() / 255.0
+        labels = torch.arange(self.ways).to(pixels.device).unsqueeze(1)
+        return Tasks(
+            pixels[:, : self.shots].flatten(0, 1),
+            labels.repeat(1, self.shots).flatten(),
+            pixels[:, self.shots :].flatten(0, 1),
+            labels.repeat(1, self.queries).flatten(),
+        )
+
+    def sample(self) -> Tasks:
+        """The next task; after the last comes the first again."""
+        task = self[self.position]
+        self.position = (self.position + 1) % (2**62 if self.num_tasks < 0 else self.num_tasks)
+        return task
+
+    def batch(self, n: int) -> Tasks:
+        """The next n tasks, stacked."""
+        check_number("n", n, 1, whole=True)
+        return Tasks(*(torch.stack(parts) for parts in zip(*(self.sample() for _ in range(n)))))
+
+    def __iter__(self) -> Iterator[Tasks]:
+        if self.num_tasks < 0:
+            while True:
+                yield self.sample()
+        for i in range(self.num_tasks):
+            yield self[i]
+
+
+class Tasksets(NamedTuple):
+    """The three splits, as of learn2learn's `get_tasksets`."""
+
+    train: ImageTaskset
+    validation: ImageTaskset
+    test: ImageTaskset
+
+
+def get_tasksets(
+    name: str,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 15,
+    train_ways: Optional[int] = None,
+    train_shots: Optional[int] = None,
+    train_queries: Optional[int] = None,
+    num_tasks: int = -1,
+    test_tasks: int = 1000,
+    root: Union[str, Path, None] = None,
+    seed: int = 0,
+    device: Optional[torch.device] = None,
+    download: bool = False,
+) -> Tasksets:
+    """
+    **Description**
+
+    A benchmark of `l2l.vision.benchmarks` as episodes with a number of shots and a number of queries, from images that
+    are held in memory. No class is in two of the splits, which are learn2learn's; only Omniglot's characters, which
+    learn2learn deals out anew every time, are dealt out once and for all. Validation and test tasks do not depend on
+    the seed, so that all methods and seeds are scored on the same ones.
+
+    **Arguments**
+
+    * **name** (str) - 'omniglot', 'cifarfs', 'fc100', 'mini-imagenet' or 'tiered-imagenet'.
+    * **ways, shots, queries** (int) - Classes a task, and images of a class in support and query.
+    * **train_ways, train_shots, train_queries** (int, *optional*, default=None) - Those of training tasks, where they
+        differ.
+    * **num_tasks** (int, *optional*, default=-1) - Training tasks; -1 for no end.
+    * **test_tasks** (int, *optional*, default=1000) - Tasks of the validation and of the test.
+    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **seed** (int, *optional*, default=0) - Of the training tasks.
+    * **device** (torch.device, *optional*, default=None) - Where images are held.
+    * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
+
+    **Example**
+
+    ~~~python
+    tasksets = get_tasksets('cifarfs', ways=5, shots=1, queries=15, root='~/data')
+    x, y, x_query, y_query = tasksets.train.sample()
+    ~~~
+    """
+    check_number("seed", seed, 0, whole=True)
+    check_number("test_tasks", test_tasks, 1, whole=True)
+
+    def taskset(split: str, ways: int, shots: int, queries: int, tasks: int, seed: int) -> ImageTaskset:
+        pixels, labels = load_images(name, split, root, download)
+        images = Images(pixels.to(device), labels)
+        seeds = (list(MODES).index(split), seed)
+        return ImageTaskset(images, ways, shots, queries, tasks, name == "omniglot", seeds)
+
+    train = [other if own is None else own for own, other in ((train_ways, ways), (train_shots, shots))]
+    train.append(queries if train_queries is None else train_queries)
+    return Tasksets(
+        taskset("train", *train, num_tasks, seed),
+        taskset("validation", ways, shots, queries, test_tasks, 0),
+        taskset("test", ways, shots, queries, test_tasks, 0),
+    )

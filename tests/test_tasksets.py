@@ -1,0 +1,210 @@
+"""learn2learn's image benchmarks as episodes in memory."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from l2l_niw.data import ImageTaskset, Images, get_tasksets, images, load_images
+from l2l_niw.errors import ArgumentError, DataError
+
+import learn2learn as l2l
+
+
+def draw(folder, classes, each, shape, seed=0):
+    """Folders of random pictures, one for each class."""
+    random = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            Image.fromarray(random.integers(256, size=shape, dtype=np.uint8)).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch):
+    images._read.cache_clear()
+    monkeypatch.delenv("L2L_NIW_DATA", raising=False)
+
+
+@pytest.fixture
+def cifarfs(tmp_path):
+    for seed, mode in enumerate(("train", "val", "test")):
+        draw(tmp_path / "cifarfs" / "processed" / mode, ["whale", "apple", "bee"], 6, (32, 32, 3), seed)
+    return tmp_path
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_cifarfs_has_the_pictures_that_learn2learn_s_loader_gives(split, cifarfs):
+    found = load_images("cifarfs", split, cifarfs)
+    theirs = l2l.vision.datasets.CIFARFS(str(cifarfs), mode=split)
+    assert len(theirs) == len(found.labels)
+    for i, (picture, label) in enumerate(theirs):
+        assert np.array_equal(np.asarray(picture), found.pixels[i].permute(1, 2, 0).numpy())
+        assert label == found.labels[i]
+
+
+def test_fc100_is_read_from_learn2learn_s_pickle_and_from_folders(tmp_path):
+    data = np.random.default_rng(0).integers(256, size=(6, 32, 32, 3), dtype=np.uint8)
+    (tmp_path / "FC100_val.pickle").write_bytes(pickle.dumps({"data": data, "labels": [7, 3, 3, 7, 9, 9]}))
+    found = load_images("fc100", "validation", tmp_path)
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert np.array_equal(found.pixels.permute(0, 2, 3, 1), data[[1, 2, 0, 3, 4, 5]])
+    draw(tmp_path / "fc100-png" / "test", ["a", "b"], 2, (32, 32, 3))
+    assert load_images("fc100", "test", tmp_path).pixels.shape == (4, 3, 32, 32)
+
+
+def test_mini_imagenet_is_learn2learn_s(tmp_path):
+    data = np.random.default_rng(0).integers(256, size=(4, 84, 84, 3), dtype=np.uint8)
+    kept = {"image_data": data, "class_dict": {"dog": [0, 2], "cat": [1, 3]}}
+    (tmp_path / "mini-imagenet-cache-train.pkl").write_bytes(pickle.dumps(kept))
+    found = load_images("mini-imagenet", "train", tmp_path)
+    theirs = l2l.vision.datasets.MiniImagenet(str(tmp_path), mode="train")
+    assert found.labels.tolist() == [0, 0, 1, 1]
+    for k in (0, 1):
+        own = torch.stack([x for x, y in theirs if y == k])
+        assert torch.equal(found.pixels[found.labels == k].float(), own)
+
+
+def test_omniglot_s_folders_are_enough_and_its_splits_share_no_character(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "CHARACTERS", 7)
+    monkeypatch.setattr(images, "OMNIGLOT_SPLIT", {"train": (0, 4), "validation": (4, 5), "test": (5, 7)})
+    draw(tmp_path / "omniglot-py" / "images_background", ["Greek/a", "Greek/b", "Latin/a"], 3, (105, 105), 1)
+    draw(
+        tmp_path / "omniglot-py" / "images_evaluation",
+        ["Tifinagh/a", "Tifinagh/b", "Korean/a", "Korean/b"],
+        3,
+        (105, 105),
+    )
+    splits = [load_images("omniglot", split, tmp_path) for split in ("train", "validation", "test")]
+    assert [len(s.labels.unique()) for s in splits] == [4, 1, 2]
+    everything = torch.cat([s.pixels for s in splits])
+    assert everything.shape == (21, 1, 28, 28)
+    assert len(everything.flatten(1).unique(dim=0)) == 21
+    path = next((tmp_path / "omniglot-py" / "images_evaluation" / "Korean" / "a").iterdir())
+    small = 255 - np.asarray(Image.open(path).convert("L").resize((28, 28), Image.Resampling.LANCZOS))
+    assert (everything[:, 0] == torch.from_numpy(small)).all(-1).all(-1).sum() == 1
+    monkeypatch.setattr(images, "CHARACTERS", 8)
+    images._read.cache_clear()
+    with pytest.raises(DataError, match="has 8 characters, but 7"):
+        load_images("omniglot", "train", tmp_path)
+
+
+def numbered(classes=6, each=10):
+    """Images that say which they are: the first pixel is the class, the second the number."""
+    pixels = torch.zeros(classes * each, 1, 2, 2, dtype=torch.uint8)
+    labels = torch.arange(classes).repeat_interleave(each)
+    pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = labels, torch.arange(each).repeat(classes)
+    return Images(pixels, labels)
+
+
+def test_an_episode_has_its_shots_and_queries_of_each_class_and_no_image_twice():
+    taskset = ImageTaskset(numbered(), ways=4, shots=2, queries=3)
+    x, y, x_query, y_query = taskset.sample()
+    assert x.shape == (8, 1, 2, 2)
+    assert x_query.shape == (12, 1, 2, 2)
+    assert y.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert y_query.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    every = (torch.cat([x, x_query])[:, 0, 0] * 255).round().int()
+    assert len(every.unique(dim=0)) == 20
+    labels = torch.cat([y, y_query])
+    assert all(len(every[labels == k, 0].unique()) == 1 for k in range(4))
+    assert len(every[:, 0].unique()) == 4
+
+
+def test_all_images_and_classes_come_alike():
+    taskset = ImageTaskset(numbered(), ways=3, shots=1, queries=1)
+    seen = torch.cat(
+        [(torch.cat([t.x, t.x_query])[:, 0, 0] * 255).round().int() for t in (taskset[i] for i in range(600))]
+    )
+    counts = torch.bincount(seen[:, 0] * 10 + seen[:, 1])
+    assert len(counts) == 60
+    assert (counts - 60.0).abs().max() < 5 * 60**0.5
+
+
+def test_a_task_is_the_same_whenever_it_is_asked_for():
+    first, second = (ImageTaskset(numbered(), 3, 1, 2, seed=4) for _ in range(2))
+    task = first[5]
+    np.random.seed(0), torch.manual_seed(0)
+    assert all(map(torch.equal, task, second[5]))
+    assert not torch.equal(task.x, ImageTaskset(numbered(), 3, 1, 2, seed=5)[5].x)
+    together = first.batch(3)
+    assert together.x.shape == (3, 3, 1, 2, 2)
+    assert torch.equal(together.x[2], second[2].x)
+    assert torch.equal(first.sample().x, second[3].x)
+    few = ImageTaskset(numbered(), 3, 1, 2, num_tasks=2)
+    assert len(list(few)) == len(few) == 2
+    assert torch.equal(few.batch(3).x[2], few[0].x)
+    with pytest.raises(IndexError):
+        few[2]
+
+
+def test_a_class_is_turned_as_a_whole():
+    pixels = torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2).repeat(40, 1, 1, 1)
+    taskset = ImageTaskset(Images(pixels, torch.arange(4).repeat_interleave(10)), 4, 2, 3, rotate=True)
+    turns = set()
+    for i in range(20):
+        x, y, x_query, y_query = taskset[i]
+        for k in range(4):
+            own = torch.cat([x[y == k], x_query[y_query == k]]).flatten(1).unique(dim=0)
+            assert len(own) == 1
+            turns.add(tuple((own[0] * 255).round().int().tolist()))
+    assert turns == {tuple(torch.rot90(pixels[0, 0], k).flatten().tolist()) for k in range(4)}
+
+
+def test_the_three_splits_and_training_s_own_numbers(cifarfs, monkeypatch):
+    tasksets = get_tasksets("cifarfs", ways=2, shots=1, queries=4, train_ways=3, train_queries=2, root=cifarfs, seed=1)
+    assert tasksets.train.sample().x_query.shape == (6, 3, 32, 32)
+    assert tasksets.test.sample().x_query.shape == (8, 3, 32, 32)
+    assert len(tasksets.test) == 1000
+    monkeypatch.setenv("L2L_NIW_DATA", str(cifarfs))
+    again = get_tasksets("cifarfs", ways=2, shots=1, queries=4, train_ways=3, train_queries=2, seed=2)
+    assert torch.equal(again.test[3].x, tasksets.test[3].x)
+    assert not torch.equal(again.test[3].x, tasksets.validation[3].x)
+    assert not torch.equal(again.train[3].x, tasksets.train[3].x)
+
+
+def test_missing_data_are_named_with_their_remedy_and_nothing_is_touched(tmp_path, monkeypatch):
+    for name in images.SOURCES:
+        with pytest.raises(
+            DataError, match=f"No {name} .*looked for .*{tmp_path.name}.*download=True, or .*{tmp_path.name}"
+        ):
+            load_images(name, "train", tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ArgumentError, match="L2L_NIW_DATA"):
+        load_images("cifarfs", "train")
+    with pytest.raises(ArgumentError, match="mini-imagenet"):
+        load_images("mnist", "train", tmp_path)
+    with pytest.raises(ArgumentError, match="validation"):
+        load_images("cifarfs", "val", tmp_path)
+    (tmp_path / "cifarfs.zip").write_bytes(b"half an archive")
+    with pytest.raises(DataError, match="cifarfs.zip, which is there already"):
+        load_images("cifarfs", "train", tmp_path, download=True)
+    assert (tmp_path / "cifarfs.zip").read_bytes() == b"half an archive"
+    (tmp_path / "fc100-png" / "train" / "a").mkdir(parents=True)
+    with pytest.raises(DataError, match="There is no PNG in"):
+        load_images("fc100", "train", tmp_path)
+
+
+def test_a_download_is_learn2learn_s_and_only_on_demand(tmp_path, monkeypatch):
+    def download(dataset, root, split, download=False):
+        assert (dataset, split, download) == ("CIFARFS", "test", True)
+        draw(root / "cifarfs" / "processed" / "test", ["a", "b"], 2, (32, 32, 3))
+
+    monkeypatch.setattr(images, "learn2learn", download)
+    assert len(load_images("cifarfs", "test", tmp_path / "new", download=True).labels) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ways": 7}, "ways is 7, but there are 6 classes"),
+        ({"queries": 10}, "shots . queries is 11, but a class has 10"),
+        ({"shots": 0}, "shots must be"),
+        ({"num_tasks": 0}, "num_tasks"),
+    ],
+)
+def test_numbers_that_the_images_cannot_give_are_named(change, message):
+    with pytest.raises(ArgumentError, match=message):
+        ImageTaskset(numbered(), **{"ways": 3, "shots": 1, "queries": 2, **change})
