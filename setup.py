@@ -2,9 +2,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-VISION = ["timm", "safetensors"]
+VISION = ["timm", "safetensors", "torchmetrics", "pillow"]
 TORCHMETA = ["h5py", "ordered-set"]  # what torchmeta needs; itself it asks for an old torch, see README.md
-EXAMPLES = ["tqdm", "matplotlib", "pillow", "torchmetrics"]
+EXAMPLES = ["tqdm", "matplotlib"]
 
 setup(
     name="l2l_niw",

@@ -102,7 +102,10 @@ def choose(results):
     for row in ROWS:
         trials = {trial["index"]: trial for trial in lines if trial["row"] == row}
         if len(trials) == len(ROWS[row].space):
-            best = min((trial for trial in trials.values() if trial["mse"] is not None), key=lambda t: t["mse"])
+            finished = [trial for trial in trials.values() if trial["mse"] is not None]
+            if not finished:
+                raise RuntimeError(f"every setting of {row} diverged: change its space in rows.py, and its trials here")
+            best = min(finished, key=lambda trial: trial["mse"])
             chosen[row] = {key: best[key] for key in ("settings", "mse", "nll", "budget")}
     (results / "settings.json").write_text(json.dumps(chosen, indent=1))
 

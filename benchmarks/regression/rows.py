@@ -38,7 +38,7 @@ class Row:
         return [{"outer_lr": outer, "lr": inner} for outer, inner in product(TWO, self.inner)]
 
 
-STEPS = (0.01, 0.03)
+STEPS = (0.01, 0.003)
 SMALL_STEPS = (0.003, 0.001)
 SGLD = {"curvature": "sgld", "temperature": 1e-7}
 GGN = {"curvature": "ggn", "temperature": 1e-6, "prior_precision": 1e3}  # of the size of the curvature it meets
@@ -63,9 +63,9 @@ ROWS = {
     "cnp": Row("CNP", lambda: NeuralProcess("cnp")),
     "anp": Row("ANP", lambda: NeuralProcess("anp")),
     "maml-1": Row("MAML, 1 step", lambda lr, **options: MAML("linear", 1, lr, **options), STEPS),
-    "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), STEPS),
-    "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), STEPS),
-    "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), STEPS),
+    "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), SMALL_STEPS),
+    "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),
+    "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), SMALL_STEPS),
     "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),
     "maml-ridge-5": Row("MAML, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr), SMALL_STEPS, "ridge"),
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),

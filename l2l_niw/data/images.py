@@ -25,7 +25,7 @@ class Images(NamedTuple):
 
 def read_folders(folders: List[Path], size: Optional[int] = None, grey: bool = False) -> Images:
     """Every PNG of folders of which each is a class."""
-    pil = require("PIL.Image", "examples")
+    pil = require("PIL.Image", "vision")
     images, labels = [], []
     for label, folder in enumerate(folders):
         for path in sorted(folder.glob("*.png")):

@@ -1,0 +1,203 @@
+"""Are a classifier's probabilities the rates at which it is right? Scores, temperature scaling and diagrams."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BINS = 20
+
+
+def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
+    if probabilities.dim() != 2 or y.shape != probabilities.shape[:1] or not len(y):
+        raise ArgumentError(
+            f"probabilities must be (n, ways) and y (n,), with one datum at least; got {tuple(probabilities.shape)} "
+            f"and {tuple(y.shape)}. Flatten the episodes first."
+        )
+    if not (y.dtype == torch.long and ((y >= 0) & (y < probabilities.shape[1])).all()):
+        raise ArgumentError(f"y must be labels from 0 to {probabilities.shape[1] - 1}, in torch.long.")
+    sums = probabilities.sum(-1)
+    if not ((probabilities >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
+        raise ArgumentError("probabilities must not be negative and must sum to 1: give outputs.softmax(-1).")
+
+
+def ece(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
+    """
+    **Description**
+
+    The expected calibration error: the difference between confidence in the most probable class and the rate at which
+    it is the right one, in bins of equal width, averaged over data.
+
+    **Arguments**
+
+    * **probabilities** (Tensor) - (n, ways).
+    * **y** (Tensor) - Labels, (n,).
+    * **bins** (int, *optional*, default=20) - The paper's number.
+
+    **References**
+
+    1. Guo et al. 2017. "On Calibration of Modern Neural Networks." ICML.
+    """
+    check_number("bins", bins, 1, whole=True)
+    check_probabilities(probabilities, y)
+    metric = require("torchmetrics.functional.classification", "vision").multiclass_calibration_error
+    return metric(probabilities.double(), y, num_classes=probabilities.shape[1], n_bins=bins, norm="l1").item()
+
+
+def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
+    """
+    **Description**
+
+    The same of every class's probability, whether it is the most probable one or not: with 5 ways each datum counts
+    five times, and its small probabilities are checked too.
+    """
+    check_number("bins", bins, 1, whole=True)
+    check_probabilities(probabilities, y)
+    metric = require("torchmetrics.functional.classification", "vision").binary_calibration_error
+    hits = F.one_hot(y, probabilities.shape[1])
+    return metric(probabilities.flatten().double(), hits.flatten(), n_bins=bins, norm="l1").item()
+
+
+def nll(probabilities: Tensor, y: Tensor) -> float:
+    """The mean negative log-likelihood; infinite where the right class was given no chance at all."""
+    check_probabilities(probabilities, y)
+    return -probabilities.gather(1, y.unsqueeze(1)).double().log().mean().item()
+
+
+def brier(probabilities: Tensor, y: Tensor) -> float:
+    """The mean squared distance between probabilities and the right answer's, between 0 and 2."""
+    check_probabilities(probabilities, y)
+    return (probabilities - F.one_hot(y, probabilities.shape[1])).square().sum(-1).mean().item()
+
+
+def accuracy(probabilities: Tensor, y: Tensor) -> float:
+    check_probabilities(probabilities, y)
+    return (probabilities.argmax(-1) == y).double().mean().item()
+
+
+def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
+    """
+    **Description**
+
+    The temperature T at which probabilities proportional to p^(1/T) explain the labels best: those of a softmax, or an
+    average of several. Fit it on validation episodes, never on the test's.
+
+    **Arguments**
+
+    * **probabilities** (Tensor) - (n, ways).
+    * **y** (Tensor) - Labels, (n,).
+
+    **Example**
+
+    ~~~python
+    temperature = fit_temperature(validation_probabilities, validation_y)
+    ece(at_temperature(probabilities, temperature), y)
+    ~~~
+    """
+    check_probabilities(probabilities, y)
+    logits = _logits(probabilities)
+    own = logits.gather(1, y.unsqueeze(1))
+    if (own >= logits).all() or (own - logits).mean() <= 0:
+        raise ArgumentError(
+            "probabilities: no temperature is best, since either every label is the most probable one, and colder is "
+            "always better, or labels are no more probable than others, and hotter is. Fit it on more episodes."
+        )
+    log_t = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
+    optimiser = torch.optim.LBFGS([log_t], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(logits / log_t.exp(), y)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return log_t.exp().item()
+
+
+def at_temperature(probabilities: Tensor, temperature: float) -> Tensor:
+    """Probabilities proportional to p^(1/temperature)."""
+    check_number("temperature", temperature, 0, strict=True)
+    return (_logits(probabilities) / temperature).softmax(-1).to(probabilities.dtype)
+
+
+def _logits(probabilities: Tensor) -> Tensor:
+    """Of a probability of 0 in its own precision, the logarithm of the least that it can hold."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).double().log()
+
+
+class Reliability(NamedTuple):
+    """Bins of equal width on the confidence in the most probable class: bounds (bins + 1,), and of each bin the mean
+    confidence, the rate of right answers (nan where it is empty) and the number of data."""
+
+    bounds: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+    counts: Tensor
+
+
+def reliability(probabilities: Tensor, y: Tensor, bins: int = BINS) -> Reliability:
+    """What a reliability diagram shows."""
+    check_number("bins", bins, 1, whole=True)
+    check_probabilities(probabilities, y)
+    confidence, guess = probabilities.double().max(-1)
+    bounds = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
+    which = (torch.bucketize(confidence, bounds, right=False) - 1).clamp(0, bins - 1)
+    counts = torch.bincount(which, minlength=bins)
+
+    def mean(values: Tensor) -> Tensor:
+        return torch.zeros(bins, dtype=torch.float64, device=values.device).index_add(0, which, values) / counts
+
+    return Reliability(bounds, mean(confidence), mean((guess == y).double()), counts)
+
+
+def scores(probabilities: Tensor, y: Tensor, temperature: Optional[float] = None) -> Dict[str, float]:
+    """
+    **Description**
+
+    Accuracy, ECE, its all-class variant, NLL and Brier score, and with a temperature ECE and NLL at it.
+    """
+    found = {score.__name__: score(probabilities, y) for score in (accuracy, ece, ece_all, nll, brier)}
+    if temperature is not None:
+        scaled = at_temperature(probabilities, temperature)
+        found |= {"ece_ts": ece(scaled, y), "nll_ts": nll(scaled, y), "temperature": temperature}
+    return found
+
+
+def draw_reliability(found: Reliability, axes: "Axes", title: str = "") -> None:
+    """A reliability diagram with the number of data of each bin below it, drawn into matplotlib axes."""
+    left, width = found.bounds[:-1].cpu(), (found.bounds[1:] - found.bounds[:-1]).cpu()
+    share = found.counts.cpu() / found.counts.sum().cpu()
+    axes.bar(left, found.accuracy.nan_to_num().cpu(), width, align="edge", edgecolor="white", label="right")
+    axes.bar(left, -0.5 * share, width, align="edge", color="0.7", edgecolor="white", label="share of data / 2")
+    known = (found.counts > 0).cpu()
+    axes.plot(found.confidence.cpu()[known], found.accuracy.cpu()[known], "k.", markersize=4)
+    axes.plot([0, 1], [0, 1], "k--", linewidth=0.8)
+    axes.set(xlim=(0, 1), ylim=(-0.5, 1), xlabel="confidence", ylabel="rate of right answers", title=title)
+
+
+def plot_reliability(diagrams: Dict[str, Reliability], path: Union[str, Path], columns: int = 4) -> None:
+    """Reliability diagrams side by side, by title, as one picture."""
+    require("matplotlib", "examples").use("Agg")
+    pyplot = require("matplotlib.pyplot", "examples")
+    if not diagrams:
+        raise ArgumentError("diagrams is empty: give one reliability at least.")
+    columns = min(columns, len(diagrams))
+    rows = -(-len(diagrams) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(3.2 * columns, 3.2 * rows), squeeze=False)
+    for ax, (title, found) in zip(axes.flat, diagrams.items()):
+        draw_reliability(found, ax, title)
+    for ax in axes.flat[len(diagrams) :]:
+        ax.axis("off")
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
