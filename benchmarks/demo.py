@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from regression.page import write_page
-from regression.rows import BAYES, ROWS
+from regression.rows import BAYES, ROWS, TITLES
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, train
 
@@ -29,7 +29,7 @@ from l2l_niw.data import BayesOptimal, SineLine, Tasks
 from l2l_niw.metrics import bootstrap, quantile
 
 NIW_ROW = "niw-bayesian-ridge"
-TITLES = {BAYES: "Bayes-optimal", **{row: ROWS[row].title for row in ("ridge", "bayesian-ridge", "maml-1", NIW_ROW)}}
+SHOWN_ROWS = {row: TITLES[row] for row in (BAYES, "ridge", "bayesian-ridge", "maml-1", NIW_ROW)}
 SETTINGS = {
     "ridge": {},
     "bayesian-ridge": {},
@@ -91,7 +91,7 @@ def work(row, budget, test_tasks, seed, position):
 
 def run(budget, test_tasks, seed):
     """{row: its numbers}. NIW has one process, and the others take turns in another."""
-    rows, context = [NIW_ROW, *(row for row in TITLES if row != NIW_ROW)], multiprocessing.get_context("spawn")
+    rows, context = [NIW_ROW, *(row for row in SHOWN_ROWS if row != NIW_ROW)], multiprocessing.get_context("spawn")
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(2, context) as pool:
         jobs = {row: pool.submit(work, row, budget, test_tasks, seed, int(row != NIW_ROW)) for row in rows}
@@ -102,7 +102,7 @@ def table(found):
     """Rows of strings, a header first."""
     header = ["method", "MSE (95% interval)", "MSE - RidgeNet's", "NLL", "R-ECE", "training, s"]
     rows = [header]
-    for row, title in TITLES.items():
+    for row, title in SHOWN_ROWS.items():
         own, base = found[row], found["ridge"]
         mse, difference = bootstrap(own["errors"]), bootstrap(own["errors"] - base["errors"])
         rows.append([
@@ -126,7 +126,7 @@ def main(budget=2500, test_tasks=2000, seed=0, out=Path("demo"), show=False):
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip())
     page = out / "index.html"
     note = f"{budget:,} batches of {TASKS} tasks each, scored on the same {test_tasks:,} new tasks; seed {seed}."
-    write_page(page, rows, note, TITLES, found, shown_tasks()[1], GRID.tolist())
+    write_page(page, rows, note, SHOWN_ROWS, found, shown_tasks()[1], GRID.tolist())
     print(f"\n{note}\nPage: {page.resolve()} ({time.perf_counter() - began:.0f} s in all)")
     if show:
         webbrowser.open(page.resolve().as_uri())

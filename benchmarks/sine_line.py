@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from processes import machine
-from regression.report import report
-from regression.rows import BAYES, ROWS
+from regression.rows import BAYES, ROWS, TITLES, TWINS
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, tensors_of, train
 from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
+from l2l_niw.reports import report
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"
 TUNING_SEED = 100
@@ -74,7 +74,8 @@ def run(row, seed, budget, test_tasks, results):
     errors, nlls, levels = score(predict, tasks, seed, f"{row}, seed {seed}: test")
     (results / "tasks").mkdir(parents=True, exist_ok=True)
     np.savez_compressed(results / "tasks" / f"{row}-{seed}.npz", mse=errors.numpy(), nll=nlls.numpy())
-    found = {"row": row, "seed": seed, "settings": settings, "budget": 0 if row == BAYES else budget}
+    found = {"row": row, "title": TITLES[row], "twin": TWINS[row], "seed": seed}
+    found |= {"settings": settings, "budget": 0 if row == BAYES else budget}
     found |= {"batch": TASKS, "test_tasks": test_tasks, **summary(errors, nlls, levels), **facts, "machine": machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1))
@@ -192,7 +193,7 @@ def main():
         if args.tune:
             choose(args.results)
             return
-    report(args.results)
+    print(report(args.results))
 
 
 if __name__ == "__main__":

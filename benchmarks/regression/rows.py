@@ -75,3 +75,5 @@ ROWS = {
     **niw_rows("cnp", "CNP", NIWProcess, (0.01, 0.003), 3),
     **niw_rows("anp", "ANP", NIWProcess, (0.01, 0.003), 3),
 }
+TITLES = {BAYES: "Bayes-optimal", **{name: row.title for name, row in ROWS.items()}}
+TWINS = {BAYES: None, **{name: row.twin for name, row in ROWS.items()}}

@@ -1,30 +1,33 @@
-"""Tables and plots of what `sine_line.py` has run."""
+"""Table and plots of what `benchmarks/sine_line.py` has run: a JSON file for every row and seed."""
 
 import json
 from collections import defaultdict
+from pathlib import Path
+from typing import Dict, List, Optional
 
 import numpy as np
 import torch
-from processes import publish
-from regression.rows import BAYES, ROWS
-from regression.training import TASKS
+from torch import Tensor
 
-from l2l_niw.metrics import bootstrap
+from l2l_niw.errors import require
+from l2l_niw.metrics import Interval, bootstrap
+
+Rows = Dict[str, List[dict]]
 
 METRICS = ("mse", "nll")
 PAPER = {"ridge": "0.8210", "maml-1": "0.8206", "maml-5": "0.8309", "pmaml": "0.9160", "niw-ridge": "0.7822"}
 
 
-def load(results):
-    """{row: its runs, by seed}."""
+def load(results: Path) -> Rows:
+    """{row: its runs, by seed}, the row with the lowest error first."""
     found = defaultdict(list)
     for path in sorted((results / "runs").glob("*.json")):
         run = json.loads(path.read_text())
         found[run["row"]].append(run)
-    return found
+    return dict(sorted(found.items(), key=lambda item: average(item[1], "mse")))
 
 
-def by_task(results, runs, metric):
+def by_task(results: Path, runs: List[dict], metric: str) -> Optional[Tensor]:
     """One value a run and task, (runs, tasks), or None where the files with them are not at hand."""
     paths = [results / "tasks" / f"{run['row']}-{run['seed']}.npz" for run in runs]
     if not all(path.exists() for path in paths):
@@ -32,7 +35,7 @@ def by_task(results, runs, metric):
     return torch.stack([torch.from_numpy(np.load(path)[metric]) for path in paths])
 
 
-def intervals(results, rows):
+def intervals(results: Path, rows: Rows) -> Dict[str, Dict[str, Interval]]:
     """
     {row: {metric: interval, 'metric - other': interval of the paired difference}}. Differences need every task's own
     value, and those files are large: what was computed where they were at hand is kept in intervals.json.
@@ -40,8 +43,7 @@ def intervals(results, rows):
     path = results / "intervals.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     for row, runs in rows.items():
-        twin = ROWS[row].twin if row in ROWS else None
-        against = [other for other in dict.fromkeys(["ridge", twin]) if other in rows and other != row]
+        against = [other for other in dict.fromkeys(["ridge", runs[0]["twin"]]) if other in rows and other != row]
         for metric in METRICS:
             own = by_task(results, runs, metric)
             if own is None:
@@ -55,96 +57,90 @@ def intervals(results, rows):
     return kept
 
 
-def paired(own, theirs):
+def paired(own: Tensor, theirs: Tensor) -> Interval:
     """The difference task by task: run by run where both have the same number, else of their means over runs."""
     if len(own) != len(theirs):
         own, theirs = own.mean(0), theirs.mean(0)
     return bootstrap(own - theirs)
 
 
-def shown(interval, digits=3, sign=""):
+def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
     if interval is None:
         return ""
     mean, low, high = interval
     return f"{mean:{sign}.{digits}f} ({low:{sign}.{digits}f} to {high:{sign}.{digits}f})"
 
 
-def average(runs, key):
+def average(runs: List[dict], key: str) -> float:
     return sum(run[key] for run in runs) / len(runs)
 
 
-def table(rows, kept):
+def table(rows: Rows, kept: Dict[str, Dict[str, Interval]]) -> str:
     lines = [
         "| method | MSE (95%) | NLL (95%) | R-ECE (range) | MSE - RidgeNet's (95%) | MSE - same head's | "
         "NLL - same head's | training, s | trained numbers | paper's MSE |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in (BAYES, *ROWS):
-        if row not in rows:
-            continue
-        runs, own = rows[row], kept.get(row, {})
-        twin = ROWS[row].twin if row in ROWS else None
-        eces = [run["r_ece"] for run in runs]
+    for row, runs in rows.items():
+        own, twin, eces = kept.get(row, {}), runs[0]["twin"], [run["r_ece"] for run in runs]
         lines.append("| " + " | ".join([
-            ROWS[row].title if row in ROWS else "Bayes-optimal",
+            runs[0]["title"],
             shown(own.get("mse")),
             shown(own.get("nll")),
             f"{average(runs, 'r_ece'):.4f} ({min(eces):.4f} to {max(eces):.4f})",
             shown(own.get("mse - ridge"), sign="+"),
             shown(own.get(f"mse - {twin}"), sign="+"),
             shown(own.get(f"nll - {twin}"), sign="+"),
-            f"{average(runs, 'seconds'):.0f}" if row in ROWS else "",
-            f"{runs[0]['parameters']:,}" if row in ROWS else "",
+            f"{average(runs, 'seconds'):.0f}" if runs[0]["parameters"] else "",
+            f"{runs[0]['parameters']:,}" if runs[0]["parameters"] else "",
             PAPER.get(row, ""),
         ]) + " |")  # fmt: skip
     return "\n".join(lines)
 
 
-def plot(rows, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (curves, calibration) = plt.subplots(1, 2, figsize=(13, 5))
-    for i, row in enumerate(r for r in ROWS if r in rows):
-        runs, style = rows[row], {"color": f"C{i % 10}", "ls": "-" if row.startswith("niw") else "--", "lw": 1.2}
+def plot(rows: Rows, path: Path) -> None:
+    require("matplotlib", "examples").use("Agg")
+    pyplot = require("matplotlib.pyplot", "examples")
+    figure, (curves, calibration) = pyplot.subplots(1, 2, figsize=(13, 5))
+    for i, (row, runs) in enumerate(rows.items()):
+        style = {"color": f"C{i % 10}", "ls": "-" if row.startswith("niw") else "--", "lw": 1.2}
         curve = np.mean([run["curve"] for run in runs], 0)
         x = np.linspace(0, runs[0]["budget"], len(curve) + 1)[1:]
-        curves.plot(x, curve, label=ROWS[row].title, **style)
+        curves.plot(x, curve, label=runs[0]["title"], **style)
         fractions = np.mean([run["reliability"] for run in runs], 0)
         levels = np.linspace(0, 1, len(fractions) + 1)[1:]
-        calibration.plot(levels, fractions - levels, label=ROWS[row].title, **style)
-    curves.set(xlabel=f"batches of {TASKS} tasks", ylabel="training: query NLL", ylim=(0.2, 3.0))
+        calibration.plot(levels, fractions - levels, label=runs[0]["title"], **style)
+    curves.set(xlabel="batches of tasks", ylabel="training: query NLL", ylim=(0.2, 3.0))
     calibration.axhline(0, color="k", lw=0.8)
     calibration.set(xlabel="level p", ylabel="fraction of targets below the p-quantile, minus p")
     calibration.legend(fontsize=7, ncol=2)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
-def report(results):
+def report(results: Path) -> str:
+    """Writes README.md and curves.png beside the runs, and returns the text."""
     rows = load(results)
-    if not rows:
-        print("Nothing has been run yet.")
-        return
     kept = intervals(results, rows)
-    trained = [run for row in rows for run in rows[row] if row in ROWS]
-    budgets = sorted({run["budget"] for run in trained})
-    seeds = sorted({len(runs) for row, runs in rows.items() if row in ROWS})
+    trained = {row: runs for row, runs in rows.items() if runs[0]["parameters"]}
+    first = next(iter((trained or rows).values()))[0]
+    budgets = sorted({run["budget"] for runs in trained.values() for run in runs})
+    seeds = sorted({len(runs) for runs in trained.values()})
     text = [
         "# Sine-Line",
-        f"Made by `python benchmarks/sine_line.py`. {next(iter(rows.values()))[0]['machine']}. Every row: "
-        f"{' or '.join(f'{b:,}' for b in budgets)} batches of {TASKS} tasks, {' or '.join(map(str, seeds))} seeds, "
-        f"scored on the same {next(iter(rows.values()))[0]['test_tasks']:,} test tasks. Four settings of each row were "
-        "tried on validation tasks at a quarter of the budget (`tuning.jsonl`). Intervals resample tasks and seeds, "
-        "2,000 times; differences are paired, task by task and seed by seed. `niw-*` predict with 10 networks.",
+        f"Made by `python benchmarks/sine_line.py`. {first['machine']}. Every row: "
+        f"{' or '.join(f'{b:,}' for b in budgets)} batches of {first['batch']} tasks, {' or '.join(map(str, seeds))} "
+        f"seeds, scored on the same {first['test_tasks']:,} test tasks. Four settings of each row were tried on "
+        "validation tasks at a quarter of the budget (`tuning.jsonl`). Intervals resample tasks and seeds, 2,000 "
+        "times; differences are paired, task by task and seed by seed. NIW predicts with 10 networks.",
         table(rows, kept),
-        "![Training curves and calibration](curves.png)",
     ]
+    if trained:
+        plot(trained, results / "curves.png")
+        text.append("![Training curves and calibration](curves.png)")
     notes = results / "notes.md"
     if notes.exists():
         text.append(notes.read_text().strip())
-    if trained:
-        plot(rows, results / "curves.png")
-    publish("\n\n".join(text) + "\n", results / "README.md")
+    (results / "README.md").write_text("\n\n".join(text) + "\n")
+    return "\n\n".join(text)

@@ -1,0 +1,79 @@
+"""What a run is: everything that its result depends on."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError, CheckpointError
+
+
+def option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Config:
+    """
+    **Description**
+
+    A run's settings, each with its explanation as the command line shows it. Those that are None are the method's own.
+    """
+
+    method: str = option("niw", "what to train")
+    dataset: str = option("cifarfs", "omniglot, cifarfs, fc100, mini-imagenet or tiered-imagenet")
+    ways: int = option(5, "classes a task")
+    shots: int = option(1, "support images of a class")
+    queries: int = option(15, "query images of a class, at validation and test")
+    train_queries: int = option(5, "query images of a class, in training")
+    filters: int = option(32, "of each of the four convolutions")
+    iterations: int = option(2000, "batches of training")
+    meta_batch: int = option(4, "tasks a batch")
+    lr: Optional[float] = option(None, "Adam's learning rate, which ends at 0 on a cosine")
+    inner_lr: Optional[float] = option(None, "learning rate of the inner steps, for methods that have them")
+    steps: Optional[int] = option(None, "inner steps, for methods that have them")
+    samples: int = option(10, "networks of a prediction, for NIW")
+    temperature: Optional[float] = option(None, "of NIW's chains")
+    validations: int = option(10, "looks at the validation tasks on the way")
+    validation_tasks: int = option(100, "tasks of such a look")
+    test_tasks: int = option(1000, "tasks of the test, and of the validation that the temperature scaling is fitted on")
+    seed: int = option(0, "of initial weights and training tasks")
+
+    def __post_init__(self):
+        for name in ("ways", "shots", "queries", "train_queries", "filters", "meta_batch", "samples", "iterations"):
+            check_number(name, getattr(self, name), 1, whole=True)
+        for name in ("validations", "validation_tasks", "test_tasks"):
+            check_number(name, getattr(self, name), 1, whole=True)
+        check_number("seed", self.seed, 0, whole=True)
+        for name in ("lr", "inner_lr"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, strict=True)
+        for name, whole in (("steps", True), ("temperature", False)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, whole=whole)
+
+    def save(self, folder: Path) -> None:
+        """Writes it to a run's folder; one that is there already must be the same, or the run would be another's."""
+        path = folder / "config.json"
+        if path.exists():
+            old = Config.load(folder)
+            if old != self:
+                other = next(f.name for f in fields(self) if getattr(old, f.name) != getattr(self, f.name))
+                raise CheckpointError(
+                    f"{folder} holds a run with {other} = {getattr(old, other)!r}, not {getattr(self, other)!r}: "
+                    "choose another folder, or the same settings to go on with it."
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Config":
+        path = Path(folder) / "config.json"
+        if not path.exists():
+            raise ArgumentError(f"{folder} is no run's folder: it has no config.json.")
+        return cls(**json.loads(path.read_text()))
+
+    def filled(self, **defaults: Any) -> "Config":
+        """With a method's own values where there is None."""
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})

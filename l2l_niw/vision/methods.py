@@ -1,0 +1,281 @@
+"""The methods: what each makes of a task, with the same backbone."""
+
+from dataclasses import dataclass
+from typing import Callable, Dict, Optional, Tuple
+
+import learn2learn as l2l
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from l2l_niw.data import Tasks
+from l2l_niw.episodic import EpisodicModel
+from l2l_niw.errors import ArgumentError
+from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge
+from l2l_niw.models import batch_statistics
+from l2l_niw.niw import NIW
+from l2l_niw.special_cases import reptile, reptile_objective
+from l2l_niw.vision.config import Config
+
+SHAPES = {
+    "omniglot": (1, 28),
+    "cifarfs": (3, 32),
+    "fc100": (3, 32),
+    "mini-imagenet": (3, 84),
+    "tiered-imagenet": (3, 84),
+}
+
+
+def backbone(config: Config) -> Tuple[nn.Module, int]:
+    """learn2learn's Conv-4 and the number of its features. BatchNorm takes the batch's statistics, as in MAML."""
+    channels, side = SHAPES[config.dataset]
+    base = batch_statistics(l2l.vision.models.ConvBase(hidden=config.filters, channels=channels, max_pool=True))
+    return nn.Sequential(base, nn.Flatten()), config.filters * (side // 16) ** 2
+
+
+class Method:
+    """
+    **Description**
+
+    What the loop asks of a method. `module` holds everything that is trained.
+
+    * `loss(task)` - The query's loss of one task, to be back-propagated, and its logits or probabilities.
+    * `probabilities(task)` - Of the query, (m, ways).
+    """
+
+    module: nn.Module
+
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def probabilities(self, task: Tasks) -> Tensor:
+        raise NotImplementedError
+
+
+class Swap(Method):
+    """
+    **Description**
+
+    learn2learn's MAML loop on a linear readout. Whether the algorithm is its `MAML` or `NIW` makes no difference to
+    it, but for the prediction, which NIW averages over networks.
+
+    **Arguments**
+
+    * **algorithm** (MAML or NIW) - Around a classifier.
+    * **steps** (int) - Inner steps.
+    * **samples** (int) - Networks of a prediction.
+    """
+
+    def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
+        self.module, self.steps, self.samples = algorithm, steps, samples
+
+    def adapted(self, x: Tensor, y: Tensor) -> nn.Module:
+        learner = self.module.clone()
+        for _ in range(self.steps):
+            learner.adapt(F.cross_entropy(learner(x), y))
+        return learner
+
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        logits = self.adapted(task.x, task.y)(task.x_query)
+        return F.cross_entropy(logits, task.y_query), logits
+
+    def probabilities(self, task: Tasks) -> Tensor:
+        learner = self.adapted(task.x, task.y)
+        with torch.no_grad():
+            if isinstance(self.module, NIW):
+                return learner.posterior().predict(task.x_query, samples=self.samples).softmax(-1).mean(0)
+            return learner(task.x_query).softmax(-1)
+
+
+class Reptile(Swap):
+    """Reptile: the inner steps of training are on all of a task's images, and its start goes toward where they end."""
+
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        learner = self.adapted(torch.cat([task.x, task.x_query]), torch.cat([task.y, task.y_query]))
+        with torch.no_grad():
+            logits = learner(task.x_query)
+        return reptile_objective(learner), logits
+
+    def probabilities(self, task: Tasks) -> Tensor:
+        learner = self.adapted(task.x, task.y)
+        with torch.no_grad():
+            return learner(task.x_query).softmax(-1)
+
+
+class ANIL(Swap):
+    """MAML on the readout alone; the body is shared by all tasks."""
+
+    def __init__(self, body: nn.Module, algorithm: nn.Module, steps: int):
+        super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
+
+    def adapted(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+        body, learner = self.module["body"], self.module["readout"].clone()
+        features = body(x)
+        for _ in range(self.steps):
+            learner.adapt(F.cross_entropy(learner(features), y))
+        return lambda x_query: learner(body(x_query))
+
+
+class Episodic(Method):
+    """
+    **Description**
+
+    A head that takes the support as it is: ProtoNet, ridge, MetaQDA. Under NIW the backbone's and the head's weights
+    have a posterior for every task, from inner steps on what the support says of itself.
+
+    **Arguments**
+
+    * **model** (EpisodicModel, or NIW of one) - The model.
+    * **steps** (int, *optional*, default=0) - Inner steps, under NIW.
+    * **samples** (int, *optional*, default=1) - Networks of a prediction, under NIW.
+    """
+
+    def __init__(self, model: nn.Module, steps: int = 0, samples: int = 1):
+        self.module, self.steps, self.samples = model, steps, samples
+
+    def adapted(self, task: Tasks) -> nn.Module:
+        if not isinstance(self.module, NIW):
+            return self.module
+        learner = self.module.clone()
+        for _ in range(self.steps):
+            learner.adapt(learner(task.x, task.y).nll(task.y))
+        return learner
+
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        prediction = self.adapted(task)(task.x, task.y, task.x_query, task.y_query)
+        return prediction.loss(task.y_query), prediction.probs
+
+    def probabilities(self, task: Tasks) -> Tensor:
+        learner = self.adapted(task)
+        with torch.no_grad():
+            if isinstance(self.module, NIW):
+                return learner.posterior().predict(task.x, task.y, task.x_query, samples=self.samples).probs
+            return learner(task.x, task.y, task.x_query).probs
+
+
+def readout(make: Callable) -> Callable:
+    """A method of a classifier with a linear readout."""
+
+    def made(config: Config) -> Method:
+        body, features = backbone(config)
+        return make(body, nn.Linear(features, config.ways), config)
+
+    return made
+
+
+def head(make: Callable) -> Callable:
+    """A head by itself."""
+
+    def made(config: Config) -> Method:
+        body, features = backbone(config)
+        return Episodic(EpisodicModel(body, make(features)))
+
+    return made
+
+
+def niw(model: nn.Module, config: Config) -> NIW:
+    options = {} if config.temperature is None else {"temperature": config.temperature}
+    return NIW(model, config.inner_lr, **options)
+
+
+def niw_head(make: Callable) -> Callable:
+    """A head under NIW."""
+
+    def made(config: Config) -> Method:
+        body, features = backbone(config)
+        return Episodic(niw(EpisodicModel(body, make(features)), config), config.steps, config.samples)
+
+    return made
+
+
+def protonet_head(features: int) -> NearestCentroid:
+    return NearestCentroid("euclidean", scale=1.0 / features, learn_scale=True)
+
+
+def ridge_head(features: int) -> Ridge:
+    return Ridge(lam=1.0, learn_lam=True, scale=5.0)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """
+    **Arguments**
+
+    * **title** (str) - As it stands in tables.
+    * **build** (callable) - From a config to a method.
+    * **lr, inner_lr, steps** - What a config without them gets.
+    * **twin** (str, *optional*, default=None) - The same network without NIW.
+    """
+
+    title: str
+    build: Callable[[Config], Method]
+    lr: float = 0.003
+    inner_lr: Optional[float] = None
+    steps: Optional[int] = None
+    twin: Optional[str] = None
+
+
+def learn2learn_maml(first_order: bool) -> Callable:
+    return readout(
+        lambda body, linear, config: Swap(
+            l2l.algorithms.MAML(nn.Sequential(body, linear), lr=config.inner_lr, first_order=first_order), config.steps
+        )
+    )
+
+
+METHODS: Dict[str, Spec] = {
+    "maml": Spec("MAML", learn2learn_maml(False), inner_lr=0.1, steps=5),
+    "fomaml": Spec("first-order MAML", learn2learn_maml(True), inner_lr=0.1, steps=5),
+    "anil": Spec(
+        "ANIL",
+        readout(lambda body, linear, c: ANIL(body, l2l.algorithms.MAML(linear, lr=c.inner_lr), c.steps)),
+        inner_lr=0.1,
+        steps=5,
+    ),
+    "reptile": Spec(
+        "Reptile",
+        readout(lambda body, linear, c: Reptile(reptile(nn.Sequential(body, linear), c.inner_lr), c.steps)),
+        inner_lr=0.1,
+        steps=5,
+    ),
+    "protonet": Spec("ProtoNet", head(protonet_head)),
+    "ridge": Spec("ridge (R2D2)", head(ridge_head)),
+    "metaqda-map": Spec("MetaQDA, MAP", head(lambda features: MetaQDA(features, "map"))),
+    "metaqda": Spec("MetaQDA, Bayesian", head(lambda features: MetaQDA(features))),
+    "niw": Spec(
+        "NIW, linear",
+        readout(lambda body, linear, c: Swap(niw(nn.Sequential(body, linear), c), c.steps, c.samples)),
+        inner_lr=0.1,
+        steps=5,
+        twin="maml",
+    ),
+    "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), inner_lr=0.01, steps=3, twin="protonet"),
+    "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), inner_lr=0.01, steps=3, twin="ridge"),
+}
+
+
+def complete(config: Config) -> Config:
+    """A config with the method's own values where it has none, checked."""
+    if config.method not in METHODS:
+        raise ArgumentError(f"method must be one of {', '.join(METHODS)}; got {config.method!r}.")
+    if config.dataset not in SHAPES:
+        raise ArgumentError(f"dataset must be one of {', '.join(SHAPES)}; got {config.dataset!r}.")
+    spec = METHODS[config.method]
+    return config.filled(lr=spec.lr, inner_lr=spec.inner_lr, steps=spec.steps)
+
+
+def build(config: Config) -> Method:
+    """
+    **Description**
+
+    A method at its start, as the config's seed has it.
+
+    **Example**
+
+    ~~~python
+    method = build(Config(method='niw-ncc', dataset='omniglot', ways=20))
+    ~~~
+    """
+    config = complete(config)
+    torch.manual_seed(config.seed)
+    return METHODS[config.method].build(config)

@@ -1,0 +1,260 @@
+"""A run: a folder with its config, its log, its checkpoint and, once tested, its scores and plots."""
+
+import csv
+import json
+import math
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor, optim
+from torch.nn import functional as F
+
+from l2l_niw import calibration
+from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
+from l2l_niw.errors import CheckpointError, LossError, require
+from l2l_niw.vision.config import Config
+from l2l_niw.vision.methods import Method, build, complete
+
+SAVE_EVERY = 60.0  # seconds
+KEPT = ("done", "seconds", "memory", "log", "recent")  # of a training, beside its tensors
+COLUMNS = ("iteration", "seconds", "loss", "accuracy", "validation_accuracy", "validation_nll")
+
+
+def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = False) -> Tasksets:
+    return get_tasksets(
+        config.dataset,
+        config.ways,
+        config.shots,
+        config.queries,
+        train_queries=config.train_queries,
+        test_tasks=max(config.test_tasks, config.validation_tasks),
+        root=root,
+        seed=config.seed,
+        download=download,
+    )
+
+
+def peak_memory() -> float:
+    """The process's peak resident memory in MB, where the system tells it, else nan."""
+    status = Path("/proc/self/status")
+    return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024 if status.exists() else math.nan
+
+
+@contextmanager
+def postponed_interrupt() -> Iterator[Dict[str, bool]]:
+    """Ctrl-C waits for the end of the iteration; a second one does not."""
+    asked = {"stop": False}
+
+    def ask(number, frame):
+        asked["stop"] = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Training:
+    """
+    **Description**
+
+    A method in training: what goes into a checkpoint, and comes out of it.
+
+    **Arguments**
+
+    * **method** (Method) - At its start.
+    * **config** (Config) - Complete.
+    """
+
+    def __init__(self, method: Method, config: Config):
+        self.method, self.config = method, config
+        self.parameters = list(method.module.parameters())
+        self.opt = optim.Adam(self.parameters, config.lr)
+        self.schedule = optim.lr_scheduler.CosineAnnealingLR(self.opt, config.iterations)
+        self.done, self.seconds, self.memory, self.log, self.recent = 0, 0.0, 0.0, [], []
+
+    def step(self, tasks: ImageTaskset) -> None:
+        """One batch of tasks."""
+        self.opt.zero_grad()
+        size = self.config.meta_batch
+        for number in range(self.done * size, (self.done + 1) * size):
+            task = tasks[number]
+            loss, outputs = self.method.loss(task)
+            loss.backward()
+            right = (outputs.detach().argmax(-1) == task.y_query).double().mean().item()
+            self.recent.append((loss.item(), right))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        for gradient in gradients:
+            gradient.div_(size)
+        if not all(gradient.isfinite().all() for gradient in gradients):
+            raise LossError(f"iteration {self.done}: a gradient is not finite. Lower lr or inner_lr.")
+        self.opt.step()
+        self.schedule.step()
+        self.done += 1
+
+    def look(self, tasks: ImageTaskset) -> Dict[str, float]:
+        """A line of the log."""
+        probabilities, y = predictions(self.method, tasks, self.config.validation_tasks)
+        loss, accuracy = np.mean(self.recent, 0)
+        self.recent = []
+        found = calibration.accuracy(probabilities.flatten(0, 1), y.flatten())
+        values = (self.done, self.seconds, loss, accuracy, found, floored_nll(probabilities, y))
+        line = dict(zip(COLUMNS, map(float, values)), iteration=self.done)
+        self.log.append(line)
+        return line
+
+    def save(self, folder: Path) -> None:
+        self.memory = max(self.memory, peak_memory())
+        state = {
+            "module": self.method.module.state_dict(),
+            "opt": self.opt.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "random": torch.get_rng_state(),
+            **{name: getattr(self, name) for name in KEPT},
+        }
+        new = folder / "checkpoint.new"
+        torch.save(state, new)
+        new.replace(folder / "checkpoint.pt")  # at once, so that a stop leaves the old one or the new one
+        with (folder / "log.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.log)
+
+    def restore(self, folder: Path) -> None:
+        state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        try:
+            self.method.module.load_state_dict(state["module"])
+        except RuntimeError as error:
+            raise CheckpointError(f"{folder}: the checkpoint is of another network than config.json says.") from error
+        self.opt.load_state_dict(state["opt"])
+        self.schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["random"])
+        for name in KEPT:
+            setattr(self, name, state[name])
+
+
+def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional[str] = None) -> Tuple[Tensor, Tensor]:
+    """Probabilities of the first tasks, (tasks, m, ways), and labels, (tasks, m)."""
+    numbers = range(count)
+    if title is not None:
+        numbers = require("tqdm", "examples").tqdm(numbers, desc=title, leave=False)
+    found, labels = [], []
+    for number in numbers:
+        found.append(method.probabilities(tasks[number]))
+        labels.append(tasks[number].y_query)
+    return torch.stack(found), torch.stack(labels)
+
+
+def floored_nll(probabilities: Tensor, y: Tensor) -> float:
+    """The curve's negative log-likelihood, which float32 would make infinite where a probability has become 0."""
+    logits = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+    return F.nll_loss(logits.flatten(0, 1), y.flatten()).item()
+
+
+def train(
+    config: Config, folder: Union[str, Path], root: Union[str, Path, None] = None, download: bool = False
+) -> List[Dict[str, float]]:
+    """
+    **Description**
+
+    Trains a method and returns the log. A run that was stopped, by Ctrl-C or otherwise, goes on from its checkpoint and
+    comes to the same weights as one that was not.
+
+    **Arguments**
+
+    * **config** (Config) - What to train.
+    * **folder** (str) - Of the run. One that holds a run with another config is refused.
+    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
+    """
+    config, folder = complete(config), Path(folder)
+    tasksets = tasksets_of(config, root, download)
+    training = Training(build(config), config)
+    config.save(folder)
+    if (folder / "checkpoint.pt").exists():
+        training.restore(folder)
+    tqdm = require("tqdm", "examples").tqdm
+    bar = tqdm(total=config.iterations, initial=training.done, desc=f"{config.method}, seed {config.seed}")
+    marks = {round(config.iterations * (k + 1) / config.validations) for k in range(config.validations)}
+    began = saved = time.perf_counter()
+    began -= training.seconds
+    with postponed_interrupt() as asked, bar:
+        while training.done < config.iterations and not asked["stop"]:
+            training.step(tasksets.train)
+            training.seconds = time.perf_counter() - began
+            bar.update()
+            if training.done in marks:
+                pause = time.perf_counter()
+                line = training.look(tasksets.validation)
+                began += time.perf_counter() - pause  # a look is no training
+                bar.set_postfix(loss=f"{line['loss']:.3f}", validation=f"{100 * line['validation_accuracy']:.1f}%")
+            if training.done in marks or time.perf_counter() - saved > SAVE_EVERY:
+                saved = time.perf_counter()
+                training.save(folder)
+        training.save(folder)
+    if training.done < config.iterations:
+        raise KeyboardInterrupt
+    return training.log
+
+
+def trained(folder: Path) -> Training:
+    """The training that a folder holds, at its end."""
+    config = Config.load(folder)
+    training = Training(build(config), config)
+    if (folder / "checkpoint.pt").exists():
+        training.restore(folder)
+    if training.done < config.iterations:
+        raise CheckpointError(
+            f"{folder} is trained for {training.done} of {config.iterations} iterations: go on with its training first."
+        )
+    return training
+
+
+def evaluate(
+    folder: Union[str, Path], root: Union[str, Path, None] = None, samples: Optional[int] = None
+) -> Dict[str, float]:
+    """
+    **Description**
+
+    Scores a trained run on its test tasks: accuracy with its 95% interval over tasks, ECE, NLL, Brier score, and ECE
+    and NLL after temperature scaling, fitted on validation tasks. Writes metrics.json, tasks.npz and the plots.
+
+    **Arguments**
+
+    * **folder** (str) - Of the run.
+    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **samples** (int, *optional*, default=None) - Networks of a prediction, where they are not to be the config's.
+    """
+    folder = Path(folder)
+    training = trained(folder)
+    method, config = training.method, training.config
+    if samples is not None:
+        method.samples = samples
+    tasksets, title = tasksets_of(config, root), f"{config.method}, seed {config.seed}"
+    torch.manual_seed(config.seed)
+    validation, y = predictions(method, tasksets.validation, config.test_tasks, f"{title}: validation")
+    temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
+    found, y = predictions(method, tasksets.test, config.test_tasks, f"{title}: test")
+    accuracy = (found.argmax(-1) == y).double().mean(1)
+    nll = -found.gather(2, y.unsqueeze(2)).squeeze(2).double().log().mean(1)
+    metrics = {
+        **calibration.scores(found.flatten(0, 1), y.flatten(), temperature),
+        "accuracy_interval": 1.96 * accuracy.std().item() / len(accuracy) ** 0.5,
+        "samples": getattr(method, "samples", 1),
+        "seconds": training.seconds,
+        "memory": training.memory,
+        "trained": sum(p.numel() for p in training.parameters),
+    }
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    diagram = calibration.reliability(found.flatten(0, 1), y.flatten())
+    kept = {**diagram._asdict(), "accuracy_by_bin": diagram.accuracy, "accuracy": accuracy, "nll": nll}
+    np.savez_compressed(folder / "tasks.npz", **kept)
+    calibration.plot_reliability({title: diagram}, folder / "reliability.png")
+    return metrics

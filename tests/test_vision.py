@@ -1,0 +1,295 @@
+"""Image classifiers side by side: methods, runs and the command line, on drawn data."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from l2l_niw.__main__ import main
+from l2l_niw.data import images
+from l2l_niw.errors import ArgumentError, CheckpointError, LossError
+from l2l_niw.reports import report
+from l2l_niw.reports.images import interval, load
+from l2l_niw.vision import METHODS, Config, build, evaluate, runs, train
+from l2l_niw.vision.compare import compare
+from l2l_niw.vision.methods import Swap, backbone
+
+import learn2learn as l2l
+
+SMALL = Config(
+    ways=3, queries=2, train_queries=2, filters=4, iterations=4, meta_batch=2, steps=2, inner_lr=0.05, samples=2,
+    validations=2, validation_tasks=3, test_tasks=12,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """CIFAR-FS's folders with classes of noisy colours, which can be told apart, but not always."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for mode in ("train", "val", "test"):
+        for k in range(5):
+            colour = random.integers(60, 196, size=3)
+            folder = root / "cifarfs" / "processed" / mode / f"class{k}"
+            folder.mkdir(parents=True)
+            for i in range(6):
+                pixels = (colour + random.normal(0, 60, size=(32, 32, 3))).clip(0, 255)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+    images._read.cache_clear()
+    return root
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["module"]
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_trains_and_is_scored(name, data, tmp_path):
+    config = replace(SMALL, method=name)
+    log = train(config, tmp_path, data)
+    assert [line["iteration"] for line in log] == [2, 4]
+    start = build(config).module.state_dict()
+    moved = {key for key, value in weights(tmp_path).items() if not torch.equal(value, start[key])}
+    trained = {key for key, _ in build(config).module.named_parameters()}
+    unused = {"log_variance", "raw_n0"} if name == "reptile" else set()  # Reptile is NIW without them
+    assert {key for key in trained if not any(part in key for part in unused)} <= moved
+    metrics = evaluate(tmp_path, data)
+    assert 0 <= metrics["accuracy"] <= 1
+    assert metrics["nll"] > 0
+    assert metrics["memory"] > 0
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+    assert (tmp_path / "reliability.png").exists()
+    assert (tmp_path / "log.csv").read_text().count("\n") == 3
+
+
+def test_maml_is_learn2learn_s_own_loop():
+    config = replace(SMALL, method="maml", seed=3)
+    method = build(config)
+    torch.manual_seed(3)
+    body, features = backbone(config)
+    maml = l2l.algorithms.MAML(nn.Sequential(body, nn.Linear(features, 3)), lr=0.05)
+    task = images.Images(torch.rand(3, 3, 32, 32), torch.arange(3))
+    x, y = task
+    x_query, y_query = torch.rand(6, 3, 32, 32), torch.arange(3).repeat(2)
+    learner = maml.clone()
+    for _ in range(2):
+        learner.adapt(F.cross_entropy(learner(x), y))
+    expected = F.cross_entropy(learner(x_query), y_query)
+    expected.backward()
+    found, _ = method.loss(runs_task(x, y, x_query, y_query))
+    found.backward()
+    assert torch.equal(found, expected)
+    for own, theirs in zip(method.module.parameters(), maml.parameters()):
+        assert torch.equal(own.grad, theirs.grad)
+
+
+def runs_task(*parts):
+    from l2l_niw.data import Tasks
+
+    return Tasks(*parts)
+
+
+def test_niw_is_the_same_loop_with_another_constructor(monkeypatch):
+    """The swap and nothing else: `Swap` must not ask which of the two it has, but to predict."""
+    calls = []
+
+    class Spy(nn.Linear):
+        def clone(self):
+            calls.append("clone")
+            return self
+
+        def adapt(self, loss):
+            calls.append("adapt")
+
+    task = runs_task(torch.rand(3, 5), torch.arange(3), torch.rand(4, 5), torch.arange(4) % 3)
+    Swap(Spy(5, 3), steps=2).loss(task)
+    assert calls == ["clone", "adapt", "adapt"]
+
+
+def test_reptile_goes_toward_the_end_of_plain_gradient_descent():
+    config = replace(SMALL, method="reptile")
+    method, plain = build(config), build(config).module.module
+    task = runs_task(torch.rand(3, 3, 32, 32), torch.arange(3), torch.rand(6, 3, 32, 32), torch.arange(3).repeat(2))
+    loss, _ = method.loss(task)
+    loss.backward()
+    start = [p.detach().clone() for p in plain.parameters()]
+    x, y = torch.cat([task.x, task.x_query]), torch.cat([task.y, task.y_query])
+    opt = torch.optim.SGD(plain.parameters(), 0.05)
+    for _ in range(2):
+        opt.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        opt.step()
+    for before, after, own in zip(start, plain.parameters(), method.module.module.parameters()):
+        assert torch.allclose(own.grad, before - after, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["niw", "maml"])
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(name, data, tmp_path, monkeypatch):
+    config = replace(SMALL, method=name)
+    train(config, tmp_path / "whole", data)
+    step = runs.Training.step
+
+    def interrupted(self, tasks):
+        step(self, tasks)
+        if self.done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(runs.Training, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "parts", data)
+    monkeypatch.setattr(runs.Training, "step", step)
+    assert torch.load(tmp_path / "parts" / "checkpoint.pt", weights_only=True)["done"] == 3
+    with pytest.raises(CheckpointError, match="3 of 4 iterations"):
+        evaluate(tmp_path / "parts", data)
+    torch.manual_seed(99)
+    log = train(config, tmp_path / "parts", data)
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    lines = [(tmp_path / run / "log.csv").read_text().splitlines() for run in ("whole", "parts")]
+    drop = [[line.split(",")[:1] + line.split(",")[2:] for line in each] for each in lines]  # all but the seconds
+    assert drop[0] == drop[1]
+    assert len(log) == 2
+
+
+def test_a_finished_run_is_not_trained_again_and_another_s_folder_is_refused(data, tmp_path, monkeypatch):
+    train(SMALL, tmp_path, data)
+    monkeypatch.setattr(runs.Training, "step", lambda *a: pytest.fail("it was trained again"))
+    train(SMALL, tmp_path, data)
+    with pytest.raises(CheckpointError, match="a run with filters = 4, not 8"):
+        train(replace(SMALL, filters=8), tmp_path, data)
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads((tmp_path / "config.json").read_text()), "ways": 4}))
+    with pytest.raises(CheckpointError, match="another network"):
+        evaluate(tmp_path, data)
+
+
+def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
+    arguments = [
+        "--ways",
+        "3",
+        "--queries",
+        "2",
+        "--train-queries",
+        "2",
+        "--filters",
+        "4",
+        "--iterations",
+        "2",
+        "--meta-batch",
+        "1",
+        "--test-tasks",
+        "12",
+    ]
+    arguments += [
+        "--validation-tasks",
+        "2",
+        "--validations",
+        "1",
+        "--methods",
+        "protonet",
+        "niw-ncc",
+        "--seeds",
+        "0",
+        "1",
+    ]
+    arguments += ["--data", str(data), "--out", str(tmp_path), "--jobs", "2"]
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"niw-ncc": {"inner_lr": 0.02, "steps": 1}}))
+    assert main(["compare", *arguments, "--settings", str(settings)]) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert text.strip() in capsys.readouterr().out
+    assert "| ProtoNet | 2 |" in text
+    assert "inner_lr 0.02, steps 1" in text
+    found = load(tmp_path)
+    mean = np.mean([run.metrics["accuracy"] for run in found["niw-ncc"]])
+    assert interval(found["niw-ncc"]).mean == pytest.approx(mean)
+    twin = np.mean([run.metrics["accuracy"] for run in found["protonet"]])
+    assert interval(found["niw-ncc"], found["protonet"]).mean == pytest.approx(mean - twin)
+    assert f"{100 * mean:.2f} (" in text
+    for path in tmp_path.glob("runs/*/tasks.npz"):
+        path.unlink()
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").read_text() == text
+    assert (tmp_path / "curves.png").exists()
+    assert (tmp_path / "reliability.png").exists()
+
+
+def test_a_comparison_does_not_run_again_what_is_done_and_passes_failures_on(data, tmp_path, monkeypatch):
+    config = replace(SMALL, method="protonet")
+    own = tmp_path / "runs" / "protonet-0"
+    train(config, own, data)
+    evaluate(own, data)
+    monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("it was run again"))
+    compare(SMALL, tmp_path, ["protonet"], [0], data)
+    monkeypatch.undo()
+    with pytest.raises(Exception, match="shots . queries is 1001"):
+        compare(replace(SMALL, queries=1000), tmp_path / "other", ["protonet"], [0], data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "svm"}, "method must be one of maml"),
+        ({"dataset": "mnist"}, "dataset must be one of omniglot"),
+    ],
+)
+def test_unknown_names_are_refused_before_any_work(change, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        train(replace(SMALL, **change), tmp_path / "run", tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"ways": 0}, {"lr": 0.0}, {"inner_lr": -1.0}, {"steps": 1.5}, {"seed": -1}, {"temperature": -1.0}]
+)
+def test_numbers_outside_their_domain_are_named(change):
+    with pytest.raises(ArgumentError, match=next(iter(change))):
+        replace(SMALL, **change)
+
+
+def test_gradients_that_are_not_finite_stop_a_training(data, tmp_path):
+    with pytest.raises(LossError, match="not finite"):
+        train(replace(SMALL, method="fomaml", inner_lr=1e30), tmp_path, data)
+
+
+def test_the_command_line_trains_tests_and_names_what_is_wrong(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("L2L_NIW_DATA", str(data))
+    arguments = [
+        "--method",
+        "protonet",
+        "--ways",
+        "3",
+        "--queries",
+        "2",
+        "--train-queries",
+        "2",
+        "--filters",
+        "4",
+        "--iterations",
+        "2",
+        "--test-tasks",
+        "12",
+    ]
+    out = str(tmp_path / "run")
+    assert main(["train", *arguments, "--validation-tasks", "2", "--out", out]) == 0
+    assert main(["test", out]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    assert main(["test", str(tmp_path)]) == 1
+    assert "no config.json" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 1
+    assert "holds no results" in capsys.readouterr().err
+    assert main(["train", *arguments, "--dataset", "fc100", "--out", str(tmp_path / "other")]) == 1
+    assert "No fc100 (train): looked for" in capsys.readouterr().err
+
+
+def test_sine_line_s_report_is_the_same_command_s(tmp_path):
+    run = {"row": "ridge", "title": "RidgeNet", "twin": None, "seed": 0, "budget": 10, "batch": 20, "test_tasks": 5}
+    run |= {"mse": 0.5, "nll": 1.0, "r_ece": 0.1, "reliability": [0.5, 1.0], "curve": [1.0], "seconds": 1.0}
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "ridge-0.json").write_text(json.dumps({**run, "parameters": 3, "machine": "here"}))
+    assert "| RidgeNet |" in report(tmp_path)
