@@ -142,7 +142,7 @@ def jobs_of(args):
 def work(kind, row, numbers, args):
     for number in numbers:
         if kind == "tune":
-            tune(row, number, args.budget // 4, args.results)
+            tune(row, number, args.trial_budget, args.results)
         else:
             run(row, number, args.budget, args.test_tasks, args.results)
 
@@ -153,7 +153,8 @@ def in_processes(jobs, args):
     def start(job):
         kind, row, numbers = job
         command = [sys.executable, __file__, "--job", f"{kind}/{row}/{','.join(map(str, numbers))}"]
-        command += ["--budget", str(args.budget), "--test-tasks", str(args.test_tasks), "--results", str(args.results)]
+        for name in ("budget", "trial_budget", "test_tasks", "results"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
@@ -169,9 +170,10 @@ def main():
     parser.add_argument("--rows", nargs="+", choices=choices, default=choices, metavar="ROW",
                         help=f"which of {', '.join(choices)}")  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), help="of initial weights and tasks")
-    parser.add_argument("--budget", type=int, default=6000, help=f"batches of {TASKS} tasks, for every row alike")
+    parser.add_argument("--budget", type=int, default=5000, help=f"batches of {TASKS} tasks, for every row alike")
     parser.add_argument("--test-tasks", type=int, default=20_000, help="which all rows are scored on")
-    parser.add_argument("--tune", action="store_true", help="search settings instead, at a quarter of the budget")
+    parser.add_argument("--tune", action="store_true", help="search settings instead")
+    parser.add_argument("--trial-budget", type=int, default=1500, help="batches of a trial of the search")
     parser.add_argument("--jobs", type=int, default=1, help="rows at a time, each on one thread")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")

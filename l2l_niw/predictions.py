@@ -243,11 +243,11 @@ class Evidence(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         return log_marginal(self.factor, y, self.noise.square())
 
-    @torch.no_grad()
     def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
-        weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
-        return self.factor @ weights + self.noise * torch.randn(*shape, *self.event_shape).to(self.factor)
+        with torch.no_grad():  # as a decorator, torch.compile could not read it
+            weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
+            return self.factor @ weights + self.noise * torch.randn(*shape, *self.event_shape).to(self.factor)
 
 
 class EvidenceMixture(Prediction):
@@ -280,10 +280,10 @@ class EvidenceMixture(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         return self.joint(y).logsumexp(-1)
 
-    @torch.no_grad()
     def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
-        drawn = self.means + self.parts.sample(sample_shape)
-        weights = self.log_weights.expand(drawn.shape[:-2])
-        which = Categorical(logits=weights, validate_args=False).sample()[..., None, None, None]
-        drawn = drawn.gather(-3, which.expand(*which.shape[:-2], *self.event_shape)).squeeze(-3)
-        return drawn.to(self.log_weights.dtype)
+        with torch.no_grad():
+            drawn = self.means + self.parts.sample(sample_shape)
+            weights = self.log_weights.expand(drawn.shape[:-2])
+            which = Categorical(logits=weights, validate_args=False).sample()[..., None, None, None]
+            drawn = drawn.gather(-3, which.expand(*which.shape[:-2], *self.event_shape)).squeeze(-3)
+            return drawn.to(self.log_weights.dtype)

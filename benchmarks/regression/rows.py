@@ -44,15 +44,16 @@ SGLD = {"curvature": "sgld", "temperature": 1e-7}
 GGN = {"curvature": "ggn", "temperature": 1e-6, "prior_precision": 1e3}  # of the size of the curvature it meets
 
 
-def niw_rows(head, title, make, inner, steps):
-    """NIW with a head, by both curvatures."""
+def niw_row(head, title, make, inner, steps, chosen=SGLD):
+    """NIW with a head, by one of the curvatures."""
+    return Row(f"NIW, {title}", lambda **options: make(head, steps, **chosen, **options), inner, head)
 
-    def row(chosen):
-        return lambda **options: make(head, steps, **chosen, **options)
 
+def niw_rows(head, title, *others):
+    """By both."""
     return {
-        f"niw-{head}": Row(f"NIW, {title}", row(SGLD), inner, head),
-        f"niw-{head}-ggn": Row(f"NIW, {title}, ggn", row(GGN), inner, head),
+        f"niw-{head}": niw_row(head, title, *others),
+        f"niw-{head}-ggn": niw_row(head, f"{title}, ggn", *others, GGN),
     }
 
 
@@ -71,7 +72,7 @@ ROWS = {
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
     **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS, 5),
     **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS, 5),
-    **niw_rows("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2),
+    "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2),
     **niw_rows("cnp", "CNP", NIWProcess, (0.01, 0.003), 3),
     **niw_rows("anp", "ANP", NIWProcess, (0.01, 0.003), 3),
 }

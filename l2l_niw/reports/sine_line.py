@@ -132,7 +132,7 @@ def report(results: Path) -> str:
         f"Made by `python benchmarks/sine_line.py`. {first['machine']}. Every row: "
         f"{' or '.join(f'{b:,}' for b in budgets)} batches of {first['batch']} tasks, {' or '.join(map(str, seeds))} "
         f"seeds, scored on the same {first['test_tasks']:,} test tasks. Four settings of each row were tried on "
-        "validation tasks at a quarter of the budget (`tuning.jsonl`). Intervals resample tasks and seeds, 2,000 "
+        "validation tasks with fewer batches (`tuning.jsonl`). Intervals resample tasks and seeds, 2,000 "
         "times; differences are paired, task by task and seed by seed. NIW predicts with 10 networks.",
         table(rows, kept),
     ]
