@@ -46,7 +46,7 @@ def test_the_demo_prints_a_table_and_writes_a_page_of_its_own(tmp_path, capsys):
     found = demo.main(budget=3, test_tasks=40, out=tmp_path)
     printed = capsys.readouterr().out
     page = (tmp_path / "index.html").read_text()
-    for row, title in demo.TITLES.items():
+    for row, title in demo.SHOWN_ROWS.items():
         assert f"\n{title}" in printed
         assert f"{found[row]['nll']:.3f}" in page
         assert f"{title}, task 4" in page

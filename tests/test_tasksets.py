@@ -5,21 +5,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from drawings import draw, draw_omniglot
 from PIL import Image
 
 from l2l_niw.data import ImageTaskset, Images, get_tasksets, images, load_images
 from l2l_niw.errors import ArgumentError, DataError
 
 import learn2learn as l2l
-
-
-def draw(folder, classes, each, shape, seed=0):
-    """Folders of random pictures, one for each class."""
-    random = np.random.default_rng(seed)
-    for name in classes:
-        (folder / name).mkdir(parents=True)
-        for i in range(each):
-            Image.fromarray(random.integers(256, size=shape, dtype=np.uint8)).save(folder / name / f"{i}.png")
 
 
 @pytest.fixture(autouse=True)
@@ -68,26 +60,18 @@ def test_mini_imagenet_is_learn2learn_s(tmp_path):
 
 
 def test_omniglot_s_folders_are_enough_and_its_splits_share_no_character(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "CHARACTERS", 7)
-    monkeypatch.setattr(images, "OMNIGLOT_SPLIT", {"train": (0, 4), "validation": (4, 5), "test": (5, 7)})
-    draw(tmp_path / "omniglot-py" / "images_background", ["Greek/a", "Greek/b", "Latin/a"], 3, (105, 105), 1)
-    draw(
-        tmp_path / "omniglot-py" / "images_evaluation",
-        ["Tifinagh/a", "Tifinagh/b", "Korean/a", "Korean/b"],
-        3,
-        (105, 105),
-    )
+    draw_omniglot(tmp_path, monkeypatch, each=3)
     splits = [load_images("omniglot", split, tmp_path) for split in ("train", "validation", "test")]
-    assert [len(s.labels.unique()) for s in splits] == [4, 1, 2]
+    assert [len(s.labels.unique()) for s in splits] == [4, 2, 2]
     everything = torch.cat([s.pixels for s in splits])
-    assert everything.shape == (21, 1, 28, 28)
-    assert len(everything.flatten(1).unique(dim=0)) == 21
+    assert everything.shape == (24, 1, 28, 28)
+    assert len(everything.flatten(1).unique(dim=0)) == 24
     path = next((tmp_path / "omniglot-py" / "images_evaluation" / "Korean" / "a").iterdir())
     small = 255 - np.asarray(Image.open(path).convert("L").resize((28, 28), Image.Resampling.LANCZOS))
     assert (everything[:, 0] == torch.from_numpy(small)).all(-1).all(-1).sum() == 1
-    monkeypatch.setattr(images, "CHARACTERS", 8)
+    monkeypatch.setattr(images, "CHARACTERS", 9)
     images._read.cache_clear()
-    with pytest.raises(DataError, match="has 8 characters, but 7"):
+    with pytest.raises(DataError, match="has 9 characters, but 8"):
         load_images("omniglot", "train", tmp_path)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from drawings import draw_cifarfs
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,18 +31,7 @@ SMALL = Config(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """CIFAR-FS's folders with classes of noisy colours, which can be told apart, but not always."""
-    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
-    for mode in ("train", "val", "test"):
-        for k in range(5):
-            colour = random.integers(60, 196, size=3)
-            folder = root / "cifarfs" / "processed" / mode / f"class{k}"
-            folder.mkdir(parents=True)
-            for i in range(6):
-                pixels = (colour + random.normal(0, 60, size=(32, 32, 3))).clip(0, 255)
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
-    images._read.cache_clear()
-    return root
+    return draw_cifarfs(tmp_path_factory.mktemp("data"))
 
 
 def weights(folder):
