@@ -26,7 +26,7 @@ import torch
 from processes import machine
 from regression.rows import BAYES, ROWS, TITLES, TWINS
 from regression.scoring import score, summary, tasks_of
-from regression.training import TASKS, tensors_of, train
+from regression.training import TASKS, start_again, tensors_of, train
 from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
@@ -47,15 +47,11 @@ BUILT = {}
 
 
 def build(row, settings, seed):
-    """A method at its start. To compile one takes a minute, so a process builds it once and starts it again."""
+    """A method at its start, built once a process."""
     own = {key: value for key, value in settings.items() if key != "outer_lr"}
     torch.manual_seed(seed)
     fresh = ROWS[row].build(**own)
-    method = BUILT.setdefault((row, *own.items()), fresh)
-    with torch.no_grad():
-        for old, new in zip(tensors_of(method.groups(0.0)), tensors_of(fresh.groups(0.0))):
-            old.copy_(new)
-    return method
+    return start_again(BUILT.setdefault((row, *own.items()), fresh), fresh)
 
 
 def run(row, seed, budget, test_tasks, results):

@@ -4,7 +4,7 @@
 What the number of Langevin steps, the burn-in, the networks of a prediction and n_0 do: Sine-Line, NIW with a Bayesian
 ridge head, one of them changed at a time.
 
-    python benchmarks/sine_line_study.py                 # an hour on one core
+    python benchmarks/sine_line_study.py                 # half an hour on one core
     python benchmarks/sine_line_study.py --report        # the plot of what has been run
 
 Scores are of validation tasks. A stopped run goes on where it was.
@@ -19,7 +19,7 @@ import torch
 from processes import machine, publish
 from regression.niw import NIWMethod
 from regression.scoring import score, summary, tasks_of
-from regression.training import TASKS, train
+from regression.training import TASKS, start_again, train
 
 RESULTS = Path(__file__).parent / "results" / "sine_line_study"
 BASE = {"steps": 5, "burn_in": 4, "samples": 10, "n0": None}
@@ -43,9 +43,10 @@ def trainings():
     return [s for i, s in enumerate(found) if s not in found[:i]]
 
 
-def run(chosen, seed, budget, test_tasks):
+def run(chosen, seed, budget, test_tasks, built):
     torch.manual_seed(seed)
-    method = NIWMethod("bayesian-ridge", lr=0.003, **chosen)
+    fresh = NIWMethod("bayesian-ridge", lr=0.003, **chosen)
+    method = start_again(built.setdefault("method", fresh), fresh)
     curve, seconds = train(method, 0.004, budget, seed, title=f"{chosen}, seed {seed}")
     tasks = tasks_of("validation", test_tasks)
     for samples in VALUES["samples"] if chosen == BASE else [chosen["samples"]]:
@@ -120,7 +121,7 @@ def plot(points, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of initial weights and tasks")
-    parser.add_argument("--budget", type=int, default=5000, help=f"batches of {TASKS} tasks")
+    parser.add_argument("--budget", type=int, default=2500, help=f"batches of {TASKS} tasks")
     parser.add_argument("--test-tasks", type=int, default=4000, help="validation tasks")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument("--report", action="store_true", help="only the table and the plot of what has been run")
@@ -130,10 +131,11 @@ def main():
     if not args.report:
         lines = path.read_text().splitlines() if path.exists() else []
         done = [(f["settings"], f["seed"], f["budget"]) for f in map(json.loads, lines)]
-        for seed in args.seeds:
-            for chosen in trainings():
+        for chosen in trainings():
+            built = {}
+            for seed in args.seeds:
                 if (chosen, seed, args.budget) not in done:
-                    found = list(run(chosen, seed, args.budget, args.test_tasks))
+                    found = list(run(chosen, seed, args.budget, args.test_tasks, built))
                     with path.open("a") as file:
                         file.writelines(json.dumps(f) + "\n" for f in found)
     report(args.results)

@@ -10,7 +10,7 @@ from l2l_niw.heads.leave_one_out import others
 from l2l_niw.models import MLP
 from l2l_niw.predictions import Gaussian
 
-WIDTH, WIDTHS = 64, (40, 40, 40)
+WIDTH, WIDTHS = 32, (40, 40, 40)
 SPREAD = 5  # times the weights' learning rate is that of step sizes and variances: in log, they have further to go
 NOISE = 0.3  # the targets' own: what no prediction of a target can be below
 

@@ -73,8 +73,8 @@ ROWS = {
     **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS, 5),
     **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS, 5),
     "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2),
-    **niw_rows("cnp", "CNP", NIWProcess, (0.01, 0.003), 3),
-    **niw_rows("anp", "ANP", NIWProcess, (0.01, 0.003), 3),
+    **niw_rows("cnp", "CNP", NIWProcess, (0.003, 0.001), 3),
+    **niw_rows("anp", "ANP", NIWProcess, (0.003, 0.001), 3),
 }
 TITLES = {BAYES: "Bayes-optimal", **{name: row.title for name, row in ROWS.items()}}
 TWINS = {BAYES: None, **{name: row.twin for name, row in ROWS.items()}}

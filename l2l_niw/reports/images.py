@@ -1,6 +1,5 @@
 """Table and plots of a comparison of image classifiers: a folder for every method and seed."""
 
-import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from l2l_niw.errors import require
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS
+from l2l_niw.vision.runs import read_log
 
 COMMON = ("dataset", "ways", "shots", "queries", "train_queries", "filters", "iterations", "meta_batch", "test_tasks")
 OWN = ("lr", "inner_lr", "steps", "temperature")
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
     config: Config
     metrics: Dict[str, float]
-    log: List[Dict[str, str]]
+    log: List[Dict[str, float]]
     tasks: Optional[Dict[str, np.ndarray]]
 
 
@@ -32,11 +32,9 @@ def load(folder: Path) -> Dict[str, List[Run]]:
     """{method: its runs, by seed}, in the order of `METHODS`."""
     found: Dict[str, List[Run]] = {name: [] for name in METHODS}
     for path in sorted((folder / "runs").glob("*/metrics.json")):
-        with (path.parent / "log.csv").open() as file:
-            log = list(csv.DictReader(file))
         tasks = path.parent / "tasks.npz"
         own = dict(np.load(tasks)) if tasks.exists() else None
-        run = Run(Config.load(path.parent), json.loads(path.read_text()), log, own)
+        run = Run(Config.load(path.parent), json.loads(path.read_text()), read_log(path.parent), own)
         found[run.config.method].append(run)
     return {name: runs for name, runs in found.items() if runs}
 
@@ -114,9 +112,9 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 5))
     for i, (name, runs) in enumerate(methods.items()):
         style = {"color": f"C{i % 10}", "ls": "-" if name.startswith("niw") else "--", "label": METHODS[name].title}
-        x = [int(line["iteration"]) for line in runs[0].log]
+        x = [line["iteration"] for line in runs[0].log]
         for ax, key in zip(axes, ("validation_accuracy", "validation_nll")):
-            ax.plot(x, np.mean([[float(line[key]) for line in run.log] for run in runs], 0), **style)
+            ax.plot(x, np.mean([[line[key] for line in run.log] for run in runs], 0), **style)
             ax.set(xlabel="iterations", ylabel=key.replace("_", " "))
     axes[0].legend(fontsize=8)
     figure.tight_layout()

@@ -7,28 +7,61 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS, complete
+from l2l_niw.vision.runs import read_log
 
 
-def run_folder(folder: Path, config: Config) -> Path:
-    return folder / "runs" / f"{config.method}-{config.seed}"
-
-
-def is_done(folder: Path, config: Config) -> bool:
-    own = run_folder(folder, config)
-    return (own / "metrics.json").exists() and Config.load(own) == config
+def is_done(config: Config, folder: Path, test: bool = True) -> bool:
+    """Whether a folder holds this run, trained and, if asked for, tested."""
+    if not (folder / "config.json").exists() or Config.load(folder) != config:
+        return False
+    return (folder / "metrics.json").exists() if test else len(read_log(folder)) == config.validations
 
 
 def arguments(config: Config) -> List[str]:
     """A config as the command line's options."""
     given = {name: value for name, value in asdict(config).items() if value is not None}
     return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def run_all(
+    runs: Sequence[Tuple[Config, Path]], root: Union[str, Path, None] = None, jobs: int = 1, test: bool = True
+) -> None:
+    """
+    **Description**
+
+    Trains, and tests, runs in processes with one thread each. What is done already is not done again, and what was
+    stopped goes on.
+
+    **Arguments**
+
+    * **runs** (sequence) - Configs and folders.
+    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **jobs** (int, *optional*, default=1) - Runs at a time.
+    * **test** (bool, *optional*, default=True) - Whether they are tested too.
+    """
+    check_number("jobs", jobs, 1, whole=True)
+    variables = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(data_root(root))}
+    runs = [(complete(config), folder) for config, folder in runs]
+    waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
+
+    def start(run: Tuple[Config, Path]) -> None:
+        config, folder = run
+        for command in (["train", *arguments(config), "--out"], ["test"])[: 1 + test]:
+            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(folder)]
+            done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
+            if done.returncode:
+                raise NIWError(f"{' '.join(line)} failed:\n{done.stderr}")
+
+    tqdm = require("tqdm", "examples").tqdm
+    with ThreadPoolExecutor(jobs) as pool:
+        list(tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs"))
 
 
 def compare(
@@ -43,42 +76,26 @@ def compare(
     """
     **Description**
 
-    Trains and tests methods with every seed, in processes with one thread each. What is done already is not done again,
-    and what was stopped goes on.
+    Trains and tests methods with every seed, as `run_all` does, in the folder's runs/method-seed.
 
     **Arguments**
 
     * **config** (Config) - What all have in common.
-    * **folder** (str) - Of the comparison; runs are in runs/method-seed.
+    * **folder** (str) - Of the comparison.
     * **methods** (sequence) - Of `METHODS`.
     * **seeds** (sequence) - Of initial weights and training tasks.
     * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **settings** (dict, *optional*, default=None) - A method's own values of the config: {method: {name: value}}.
     """
-    check_number("jobs", jobs, 1, whole=True)
-    folder, root, settings = Path(folder), data_root(root), settings or {}
+    settings = settings or {}
     unknown = [name for name in (*methods, *settings) if name not in METHODS]
     if unknown:
         raise ArgumentError(f"methods must be of {', '.join(METHODS)}; got {unknown[0]!r}.")
     configs = [
-        complete(replace(config, method=method, seed=seed, **settings.get(method, {})))
-        for seed in seeds
-        for method in methods
+        replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
     ]
-    waiting = [c for c in configs if not is_done(folder, c)]
-
-    def start(own: Config) -> None:
-        for command in (["train", *arguments(own), "--out"], ["test"]):
-            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(run_folder(folder, own))]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(root)}
-            done = subprocess.run(line, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                raise NIWError(f"{' '.join(line)} failed:\n{done.stderr}")
-
-    with ThreadPoolExecutor(jobs) as pool:
-        tqdm = require("tqdm", "examples").tqdm
-        list(tqdm(pool.map(start, waiting), total=len(configs), initial=len(configs) - len(waiting), desc="runs"))
+    run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
 
 
 def read_settings(path: Path) -> Dict[str, dict]:

@@ -140,6 +140,15 @@ class Training:
             setattr(self, name, state[name])
 
 
+def read_log(folder: Path) -> List[Dict[str, float]]:
+    """A run's looks at the validation tasks so far."""
+    path = folder / "log.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
+
+
 def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional[str] = None) -> Tuple[Tensor, Tensor]:
     """Probabilities of the first tasks, (tasks, m, ways), and labels, (tasks, m)."""
     numbers = range(count)

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+
+"""
+Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on Omniglot and CIFAR-FS, with calibration.
+
+    python benchmarks/few_shot_images.py --data ROOT --tune --jobs 2     # search settings, on validation tasks
+    python benchmarks/few_shot_images.py --data ROOT --jobs 2            # train and test every method, three seeds
+    python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
+    python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
+
+Every method has the same backbone, the same training tasks, as many of them, and a search of the same size. A run that
+was stopped goes on where it was; a finished one is not run again, unless its settings have changed.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from l2l_niw.reports import report
+from l2l_niw.vision import METHODS, Config
+from l2l_niw.vision.compare import compare, run_all
+from l2l_niw.vision.runs import read_log
+
+RESULTS = Path(__file__).parent / "results" / "images"
+COLUMNS = {
+    "omniglot-20-1": Config(dataset="omniglot", ways=20, shots=1, queries=5, train_queries=2, iterations=1000),
+    "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, iterations=2000),
+    "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, iterations=2000),
+}
+TRIAL = 5  # a trial of the search has this part of the iterations
+TUNING_SEED = 100
+OUTER = (0.001, 0.003, 0.006, 0.01)  # learning rates of what has no inner one
+TWO = (0.002, 0.005)
+INNER = {"maml": (0.1, 0.4), "fomaml": (0.1, 0.4), "anil": (0.1, 0.4), "reptile": (0.05, 0.2), "niw": (0.1, 0.4)}
+SMALL = (0.003, 0.03)  # inner learning rates of NIW with a head that solves for its classes
+
+
+def space(method):
+    """Four settings, whatever the method."""
+    if METHODS[method].inner_lr is None:
+        return [{"lr": lr} for lr in OUTER]
+    return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER.get(method, SMALL))]
+
+
+def trials(column, method, results):
+    """[(settings, config, folder)] of the search."""
+    base = COLUMNS[column]
+    base = replace(base, method=method, seed=TUNING_SEED, iterations=base.iterations // TRIAL, validations=1)
+    base = replace(base, validation_tasks=200)
+    folder = results / column / "search"
+    return [(own, replace(base, **own), folder / f"{method}-{i}") for i, own in enumerate(space(method))]
+
+
+def choose(column, methods, results):
+    """Writes every method's settings with the highest validation accuracy, and what all of them had."""
+    path = results / column / "settings.json"
+    chosen = json.loads(path.read_text()) if path.exists() else {}
+    for method in methods:
+        found = [(own, read_log(folder)) for own, _, folder in trials(column, method, results)]
+        if all(log for _, log in found):
+            chosen[method] = max(found, key=lambda trial: trial[1][-1]["validation_accuracy"])[0]
+            lines = [{**own, **log[-1]} for own, log in found]
+            (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
+    path.write_text(json.dumps(chosen, indent=1) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--columns", nargs="+", choices=list(COLUMNS), default=list(COLUMNS), metavar="COLUMN",
+                        help=f"which of {', '.join(COLUMNS)}")  # fmt: skip
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD",
+                        help=f"which of {', '.join(METHODS)}")  # fmt: skip
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of initial weights and training tasks")
+    parser.add_argument("--tune", action="store_true", help="search settings instead")
+    parser.add_argument("--data", help="folder of the data, or the variable L2L_NIW_DATA")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
+    parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")
+    args = parser.parse_args()
+    for column in args.columns:
+        folder = args.results / column
+        if args.tune:
+            waiting = [trial[1:] for method in args.methods for trial in trials(column, method, args.results)]
+            run_all(waiting, args.data, args.jobs, test=False)
+            choose(column, args.methods, args.results)
+            continue
+        if not args.report:
+            path = folder / "settings.json"
+            settings = json.loads(path.read_text()) if path.exists() else {}
+            compare(COLUMNS[column], folder, args.methods, args.seeds, args.data, args.jobs, settings)
+        print(report(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The image benchmark: a search of the same size for every method, then the table."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drawings import draw_cifarfs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import few_shot_images
+
+from l2l_niw.vision import METHODS, Config, evaluate, train
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A small column, and runs in this process."""
+    small = {"ways": 3, "queries": 2, "train_queries": 2, "filters": 4, "meta_batch": 1, "test_tasks": 12}
+    column = Config(iterations=5, validations=1, validation_tasks=2, steps=1, samples=2, **small)
+    monkeypatch.setattr(few_shot_images, "COLUMNS", {"small": column})
+    data, started = draw_cifarfs(tmp_path / "data"), []
+
+    def run_all(runs, root, jobs=1, test=True):
+        for config, folder in runs:
+            started.append(folder.name)
+            train(config, folder, root)
+            if test:
+                evaluate(folder, root)
+
+    monkeypatch.setattr(few_shot_images, "run_all", run_all)
+    monkeypatch.setattr("l2l_niw.vision.compare.run_all", run_all)
+
+    def call(*arguments):
+        line = ["few_shot_images.py", "--data", str(data), "--results", str(tmp_path / "results"), *arguments]
+        monkeypatch.setattr(sys, "argv", line)
+        few_shot_images.main()
+
+    return call, tmp_path / "results" / "small", started
+
+
+def test_every_method_has_four_settings():
+    for method in METHODS:
+        assert len({json.dumps(own) for own in few_shot_images.space(method)}) == 4
+    for column in few_shot_images.COLUMNS.values():
+        assert column == replace(column, method=column.method)  # a config that passes its checks
+
+
+def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
+    call, folder, started = here
+    call("--tune", "--methods", "protonet", "niw")
+    assert len(started) == 8
+    found = json.loads((folder / "search" / "protonet.json").read_text())
+    assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
+    best = max(found, key=lambda line: line["validation_accuracy"])
+    settings = json.loads((folder / "settings.json").read_text())
+    assert settings["protonet"] == {"lr": best["lr"]}
+    call("--methods", "protonet", "niw", "--seeds", "0")
+    printed = capsys.readouterr().out
+    assert f"| lr {best['lr']:g}, steps 1 |" in printed
+    assert Config.load(folder / "runs" / "niw-0").inner_lr == settings["niw"]["inner_lr"]
+    before = len(started)
+    call("--report")
+    assert len(started) == before
+    assert "| ProtoNet | 1 |" in capsys.readouterr().out
