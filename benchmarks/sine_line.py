@@ -30,6 +30,7 @@ from regression.training import TASKS, start_again, tensors_of, train
 from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
+from l2l_niw.errors import NIWError
 from l2l_niw.reports import report
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"
@@ -84,7 +85,7 @@ def tune(row, index, budget, results):
     try:
         _, seconds = train(method, settings["outer_lr"], budget, TUNING_SEED, title=f"{row}: {settings}")
         found = {**summary(*score(method.predict, tasks_of("validation", 4000))), "seconds": seconds}
-    except RuntimeError as error:  # a setting that diverges is one of the row's trials too
+    except (RuntimeError, NIWError) as error:  # a setting that diverges is one of the row's trials too
         found = {"mse": None, "nll": None, "error": str(error).splitlines()[0]}
     found |= {"row": row, "index": index, "settings": settings, "budget": budget}
     with (results / "tuning.jsonl").open("a") as file:
@@ -144,7 +145,7 @@ def work(kind, row, numbers, args):
 
 
 def in_processes(jobs, args):
-    """Several rows at a time, each in a process with one thread."""
+    """Several rows at a time, each in a process with one thread. One that fails does not stop the others."""
 
     def start(job):
         kind, row, numbers = job
@@ -153,11 +154,12 @@ def in_processes(jobs, args):
             command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        return f"{' '.join(command)} failed:\n{done.stderr}" if done.returncode else None
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(tqdm(pool.map(start, jobs), total=len(jobs), desc="rows"))
+        failures = [f for f in tqdm(pool.map(start, jobs), total=len(jobs), desc="rows") if f is not None]
+    if failures:
+        raise RuntimeError("\n".join(failures))
 
 
 def main():
