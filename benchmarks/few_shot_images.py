@@ -9,7 +9,8 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
 Every method has the same backbone, the same training tasks, as many of them, and a search of the same size. A run that
-was stopped goes on where it was; a finished one is not run again, unless its settings have changed.
+was stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run with the old
+ones has to be moved away first.
 """
 
 import argparse
@@ -53,17 +54,35 @@ def trials(column, method, results):
     return [(own, replace(base, **own), folder / f"{method}-{i}") for i, own in enumerate(space(method))]
 
 
-def choose(column, methods, results):
-    """Writes every method's settings with the highest validation accuracy, and what all of them had."""
+def search(column, methods, data, jobs, results):
+    """Runs all trials, and writes every method's settings with the highest validation accuracy, and what all had."""
+    everything = {method: trials(column, method, results) for method in methods}
+    failures = run_all([trial[1:] for own in everything.values() for trial in own], data, jobs, test=False)
     path = results / column / "settings.json"
     chosen = json.loads(path.read_text()) if path.exists() else {}
-    for method in methods:
-        found = [(own, read_log(folder)) for own, _, folder in trials(column, method, results)]
-        if all(log for _, log in found):
-            chosen[method] = max(found, key=lambda trial: trial[1][-1]["validation_accuracy"])[0]
-            lines = [{**own, **log[-1]} for own, log in found]
-            (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
+    for method, own in everything.items():
+        lines = []
+        for settings, _, folder in own:
+            if folder in failures:  # a setting that diverges is one of the method's trials too
+                lines.append({**settings, "validation_accuracy": 0.0, "error": failures[folder].splitlines()[-1]})
+            else:
+                lines.append({**settings, **read_log(folder)[-1]})
+        if len(failures.keys() & {folder for *_, folder in own}) == len(own):
+            raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
+        best = max(range(len(lines)), key=lambda i: lines[i]["validation_accuracy"])
+        chosen[method] = own[best][0]
+        (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
     path.write_text(json.dumps(chosen, indent=1) + "\n")
+
+
+def table(column, args):
+    """Trains and tests every method with the settings that the search has chosen."""
+    path = args.results / column / "settings.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    for method in args.methods:
+        if method not in settings:
+            print(f"{column}: no settings were searched for {method}; it has its defaults.")
+    compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
 
 
 def main():
@@ -80,17 +99,13 @@ def main():
     parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")
     args = parser.parse_args()
     for column in args.columns:
-        folder = args.results / column
         if args.tune:
-            waiting = [trial[1:] for method in args.methods for trial in trials(column, method, args.results)]
-            run_all(waiting, args.data, args.jobs, test=False)
-            choose(column, args.methods, args.results)
+            search(column, args.methods, args.data, args.jobs, args.results)
             continue
         if not args.report:
-            path = folder / "settings.json"
-            settings = json.loads(path.read_text()) if path.exists() else {}
-            compare(COLUMNS[column], folder, args.methods, args.seeds, args.data, args.jobs, settings)
-        print(report(folder))
+            table(column, args)
+        if any((args.results / column / "runs").glob("*/metrics.json")):
+            print(report(args.results / column))
 
 
 if __name__ == "__main__":

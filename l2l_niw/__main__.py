@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import List, Optional, get_args
 
@@ -31,7 +31,7 @@ def add_config(parser: argparse.ArgumentParser, without: tuple = ()) -> None:
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=kind,
-            default=None if field.default is MISSING else field.default,
+            default=field.default,
             choices=choices.get(field.name),
             metavar=None if field.name in choices else field.name.upper(),
             help=f"{field.metadata['help']} (default: {default})",
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"Trained. Now: python -m l2l_niw test {args.out}")
     elif args.command == "test":
         for name, value in evaluate(args.run, args.data, args.samples).items():
-            print(f"{name:>18}  {value:.4g}")
+            print(f"{name:>18}  {'none' if value is None else format(value, '.4g')}")
     else:
         settings = None if args.settings is None else read_settings(args.settings)
         compare(config_of(args), args.out, args.methods or list(METHODS), args.seeds, args.data, args.jobs, settings)

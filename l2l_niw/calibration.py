@@ -24,9 +24,19 @@ def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
         )
     if not (y.dtype == torch.long and ((y >= 0) & (y < probabilities.shape[1])).all()):
         raise ArgumentError(f"y must be labels from 0 to {probabilities.shape[1] - 1}, in torch.long.")
+    if not probabilities.isfinite().all():
+        raise ArgumentError("probabilities are not all finite: the network has diverged. Lower its learning rates.")
     sums = probabilities.sum(-1)
     if not ((probabilities >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
         raise ArgumentError("probabilities must not be negative and must sum to 1: give outputs.softmax(-1).")
+
+
+def below_one(probabilities: Tensor) -> Tensor:
+    """
+    In float32, and 1 as the next number below: torchmetrics would give a probability of 1 a bin of its own, and take
+    one that rounding has put above 1 for a sign of logits.
+    """
+    return probabilities.float().clamp(max=1.0 - 2.0**-24)
 
 
 def ece(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
@@ -49,7 +59,7 @@ def ece(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
     check_number("bins", bins, 1, whole=True)
     check_probabilities(probabilities, y)
     metric = require("torchmetrics.functional.classification", "vision").multiclass_calibration_error
-    return metric(probabilities.double(), y, num_classes=probabilities.shape[1], n_bins=bins, norm="l1").item()
+    return metric(below_one(probabilities), y, num_classes=probabilities.shape[1], n_bins=bins, norm="l1").item()
 
 
 def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
@@ -63,7 +73,7 @@ def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
     check_probabilities(probabilities, y)
     metric = require("torchmetrics.functional.classification", "vision").binary_calibration_error
     hits = F.one_hot(y, probabilities.shape[1])
-    return metric(probabilities.flatten().double(), hits.flatten(), n_bins=bins, norm="l1").item()
+    return metric(below_one(probabilities).flatten(), hits.flatten(), n_bins=bins, norm="l1").item()
 
 
 def nll(probabilities: Tensor, y: Tensor) -> float:
@@ -148,15 +158,15 @@ def reliability(probabilities: Tensor, y: Tensor, bins: int = BINS) -> Reliabili
     """What a reliability diagram shows."""
     check_number("bins", bins, 1, whole=True)
     check_probabilities(probabilities, y)
-    confidence, guess = probabilities.double().max(-1)
-    bounds = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
-    which = (torch.bucketize(confidence, bounds, right=False) - 1).clamp(0, bins - 1)
+    confidence, guess = below_one(probabilities).max(-1)
+    bounds = torch.linspace(0, 1, bins + 1, device=confidence.device)
+    which = torch.bucketize(confidence, bounds, right=True) - 1
     counts = torch.bincount(which, minlength=bins)
 
     def mean(values: Tensor) -> Tensor:
-        return torch.zeros(bins, dtype=torch.float64, device=values.device).index_add(0, which, values) / counts
+        return torch.zeros(bins, dtype=torch.float64, device=y.device).index_add(0, which, values.double()) / counts
 
-    return Reliability(bounds, mean(confidence), mean((guess == y).double()), counts)
+    return Reliability(bounds, mean(confidence), mean(guess == y), counts)
 
 
 def scores(probabilities: Tensor, y: Tensor, temperature: Optional[float] = None) -> Dict[str, float]:
@@ -168,7 +178,7 @@ def scores(probabilities: Tensor, y: Tensor, temperature: Optional[float] = None
     found = {score.__name__: score(probabilities, y) for score in (accuracy, ece, ece_all, nll, brier)}
     if temperature is not None:
         scaled = at_temperature(probabilities, temperature)
-        found |= {"ece_ts": ece(scaled, y), "nll_ts": nll(scaled, y), "temperature": temperature}
+        found = {**found, "ece_ts": ece(scaled, y), "nll_ts": nll(scaled, y), "temperature": temperature}
     return found
 
 

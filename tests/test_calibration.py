@@ -32,10 +32,10 @@ def drawn(n=200_000, ways=5, sharpen=1.0, seed=0):
 
 
 def by_hand(confidence, right, bins=20):
-    """The expected calibration error in numpy: bins (lower, upper], each by its share."""
+    """The expected calibration error in numpy: bins [lower, upper), the last one closed, each by its share."""
     total = 0.0
     for k in range(bins):
-        inside = (confidence > k / bins) & (confidence <= (k + 1) / bins)
+        inside = (confidence >= k / bins) & ((confidence < (k + 1) / bins) | (k + 1 == bins))
         if inside.any():
             total += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
     return total
@@ -73,6 +73,20 @@ def test_a_known_overconfidence_has_a_known_error():
     assert found["ece_ts"] == pytest.approx(0.0, abs=1e-4)
     assert found["nll_ts"] == pytest.approx(-(0.6 * math.log(0.6) + 0.4 * math.log(0.4)), rel=1e-5)
     assert "ece_ts" not in scores(probabilities, y)
+
+
+def test_a_probability_of_one_is_in_the_last_bin_and_rounding_above_it_changes_nothing():
+    sure, nearly = torch.tensor([[1.0, 0.0]]).repeat(50, 1), torch.tensor([[0.96, 0.04]]).repeat(50, 1)
+    y = torch.tensor([0] * 48 + [1] * 2 + [0] * 50)  # 98 of 100 right, confidence 0.98 on average: one bin, no error
+    probabilities = torch.cat([sure, nearly])
+    assert ece(probabilities, y) == pytest.approx(0.0, abs=1e-5)
+    found = reliability(probabilities, y)
+    assert found.counts.tolist() == [0] * 19 + [100]
+    assert found.accuracy[-1].item() == pytest.approx(0.98)
+    before = ece_all(probabilities, y)
+    probabilities[0, 0] = 1.0000002
+    assert ece(probabilities, y) == pytest.approx(0.0, abs=1e-5)
+    assert ece_all(probabilities, y) == pytest.approx(before, abs=1e-6)
 
 
 @pytest.mark.parametrize("sharpen", [0.4, 3.0])
@@ -115,6 +129,7 @@ def test_a_diagram_s_bins_are_those_of_the_error(tmp_path):
     ("probabilities", "y", "message"),
     [
         (torch.randn(3, 2), torch.zeros(3, dtype=torch.long), "softmax"),
+        (torch.full((3, 2), torch.nan), torch.zeros(3, dtype=torch.long), "diverged"),
         (torch.full((3, 2), 0.5), torch.zeros(2, dtype=torch.long), "Flatten"),
         (torch.full((3, 2), 0.5), torch.full((3,), 2), "labels from 0 to 1"),
         (torch.full((3, 2), 0.5), torch.zeros(3), "torch.long"),

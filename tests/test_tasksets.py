@@ -97,6 +97,17 @@ def test_an_episode_has_its_shots_and_queries_of_each_class_and_no_image_twice()
     assert len(every[:, 0].unique()) == 4
 
 
+def test_images_may_come_in_any_order():
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    mixed = Images(*(part[order] for part in numbered()))
+    x, y, x_query, y_query = ImageTaskset(mixed, ways=4, shots=2, queries=3).sample()
+    classes, labels = (torch.cat([x, x_query])[:, 0, 0, 0] * 255).round(), torch.cat([y, y_query])
+    assert all(len(classes[labels == k].unique()) == 1 for k in range(4))
+    assert len(classes.unique()) == 4
+    with pytest.raises(ArgumentError, match="60 pictures, but 59 labels"):
+        ImageTaskset(Images(mixed.pixels, mixed.labels[1:]), 4, 2, 3)
+
+
 def test_all_images_and_classes_come_alike():
     taskset = ImageTaskset(numbered(), ways=3, shots=1, queries=1)
     seen = torch.cat(

@@ -1,9 +1,11 @@
 """Image classifiers side by side: methods, runs and the command line, on drawn data."""
 
+import argparse
 import json
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from l2l_niw.__main__ import main
-from l2l_niw.data import images
-from l2l_niw.errors import ArgumentError, CheckpointError, LossError
+from l2l_niw.data import Tasks
+from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NIWError
 from l2l_niw.reports import report
 from l2l_niw.reports.images import interval, load
+from l2l_niw.special_cases import maml
 from l2l_niw.vision import METHODS, Config, build, evaluate, runs, train
 from l2l_niw.vision.compare import compare
-from l2l_niw.vision.methods import Swap, backbone
+from l2l_niw.vision.methods import backbone, complete
 
 import learn2learn as l2l
 
@@ -47,7 +50,7 @@ def test_every_method_trains_and_is_scored(name, data, tmp_path):
     moved = {key for key, value in weights(tmp_path).items() if not torch.equal(value, start[key])}
     trained = {key for key, _ in build(config).module.named_parameters()}
     unused = {"log_variance", "raw_n0"} if name == "reptile" else set()  # Reptile is NIW without them
-    assert {key for key in trained if not any(part in key for part in unused)} <= moved
+    assert moved == {key for key in trained if not any(part in key for part in unused)}
     metrics = evaluate(tmp_path, data)
     assert 0 <= metrics["accuracy"] <= 1
     assert metrics["nll"] > 0
@@ -63,48 +66,51 @@ def test_maml_is_learn2learn_s_own_loop():
     torch.manual_seed(3)
     body, features = backbone(config)
     maml = l2l.algorithms.MAML(nn.Sequential(body, nn.Linear(features, 3)), lr=0.05)
-    task = images.Images(torch.rand(3, 3, 32, 32), torch.arange(3))
-    x, y = task
-    x_query, y_query = torch.rand(6, 3, 32, 32), torch.arange(3).repeat(2)
+    x, y, x_query, y_query = task = random_task()
     learner = maml.clone()
     for _ in range(2):
         learner.adapt(F.cross_entropy(learner(x), y))
     expected = F.cross_entropy(learner(x_query), y_query)
     expected.backward()
-    found, _ = method.loss(runs_task(x, y, x_query, y_query))
+    found, _ = method.loss(task)
     found.backward()
     assert torch.equal(found, expected)
     for own, theirs in zip(method.module.parameters(), maml.parameters()):
         assert torch.equal(own.grad, theirs.grad)
 
 
-def runs_task(*parts):
-    from l2l_niw.data import Tasks
-
-    return Tasks(*parts)
+def random_task():
+    return Tasks(torch.rand(3, 3, 32, 32), torch.arange(3), torch.rand(6, 3, 32, 32), torch.arange(3).repeat(2))
 
 
-def test_niw_is_the_same_loop_with_another_constructor(monkeypatch):
-    """The swap and nothing else: `Swap` must not ask which of the two it has, but to predict."""
-    calls = []
+def test_niw_at_no_temperature_and_with_full_graphs_is_maml_in_the_same_loop():
+    """The swap and nothing else: special settings of NIW in the loop of `niw` give the gradients of `maml`."""
+    task, expected = random_task(), build(replace(SMALL, method="maml"))
+    loss, _ = expected.loss(task)
+    loss.backward()
+    found = build(replace(SMALL, method="niw"))
+    found.module = maml(found.module.module, lr=0.05)
+    own, _ = found.loss(task)
+    own.backward()
+    assert torch.allclose(own, loss, atol=1e-6)
+    for p, q in zip(found.module.module.parameters(), expected.module.parameters()):
+        assert torch.allclose(p.grad, q.grad, atol=1e-5)
 
-    class Spy(nn.Linear):
-        def clone(self):
-            calls.append("clone")
-            return self
 
-        def adapt(self, loss):
-            calls.append("adapt")
-
-    task = runs_task(torch.rand(3, 5), torch.arange(3), torch.rand(4, 5), torch.arange(4) % 3)
-    Swap(Spy(5, 3), steps=2).loss(task)
-    assert calls == ["clone", "adapt", "adapt"]
+def test_niw_averages_probabilities_over_its_networks():
+    method, task = build(replace(SMALL, method="niw", samples=3, temperature=1.0)), random_task()
+    torch.manual_seed(0)
+    found = method.log_probabilities(task)
+    torch.manual_seed(0)
+    outputs = method.adapted(task.x, task.y).posterior().predict(task.x_query, samples=3)
+    assert torch.allclose(found.exp(), outputs.softmax(-1).mean(0), atol=1e-6)
+    assert outputs.std(0).max() > 1e-3
 
 
 def test_reptile_goes_toward_the_end_of_plain_gradient_descent():
     config = replace(SMALL, method="reptile")
     method, plain = build(config), build(config).module.module
-    task = runs_task(torch.rand(3, 3, 32, 32), torch.arange(3), torch.rand(6, 3, 32, 32), torch.arange(3).repeat(2))
+    task = random_task()
     loss, _ = method.loss(task)
     loss.backward()
     start = [p.detach().clone() for p in plain.parameters()]
@@ -216,8 +222,67 @@ def test_a_comparison_does_not_run_again_what_is_done_and_passes_failures_on(dat
     monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("it was run again"))
     compare(SMALL, tmp_path, ["protonet"], [0], data)
     monkeypatch.undo()
-    with pytest.raises(Exception, match="shots . queries is 1001"):
-        compare(replace(SMALL, queries=1000), tmp_path / "other", ["protonet"], [0], data)
+
+
+def test_a_run_that_fails_stops_no_other_and_is_named(data, tmp_path, monkeypatch):
+    asked = []
+
+    def run(line, **options):
+        asked.append(line[-1])
+        return argparse.Namespace(returncode=int("fomaml" in line[-1]), stderr="it diverged")
+
+    monkeypatch.setattr("subprocess.run", run)
+    with pytest.raises(NIWError, match="it diverged"):
+        compare(SMALL, tmp_path, ["fomaml", "maml"], [0, 1], data)
+    assert [Path(folder).name for folder in asked] == ["fomaml-0", "maml-0", "maml-0", "fomaml-1", "maml-1", "maml-1"]
+
+
+def test_settings_and_seeds_are_looked_at_first(data, tmp_path):
+    for change, message in (
+        ({"settings": {"maml": {"iterations": 3}}}, "settings of maml may be lr"),
+        ({"settings": {"svm": {}}}, "got 'svm'"),
+        ({"seeds": [0, 0]}, "seeds must differ"),
+        ({"methods": ["svm"]}, "got 'svm'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            compare(SMALL, tmp_path, **{"methods": ["maml"], "root": data, **change})
+    (tmp_path / "settings.json").write_text("{")
+    assert main(["compare", "--settings", str(tmp_path / "settings.json"), "--out", str(tmp_path)]) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_of_unequal_budgets_are_no_table(data, tmp_path):
+    for name, iterations in (("protonet", 2), ("ridge", 3)):
+        folder = tmp_path / "runs" / f"{name}-0"
+        train(replace(SMALL, method=name, iterations=iterations, validations=1), folder, data)
+        evaluate(folder, data)
+    with pytest.raises(ArgumentError, match="iterations is 2 of protonet-0, but 3 of ridge-0"):
+        report(tmp_path)
+
+
+def test_other_numbers_of_networks_leave_the_run_s_own_scores_alone(data, tmp_path):
+    train(replace(SMALL, method="niw"), tmp_path, data)
+    own = evaluate(tmp_path, data)
+    other = evaluate(tmp_path, data, samples=5)
+    assert (own["samples"], other["samples"]) == (2, 5)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == own
+    assert json.loads((tmp_path / "metrics-samples-5.json").read_text()) == other
+    train(replace(SMALL, method="maml"), tmp_path / "maml", data)
+    with pytest.raises(ArgumentError, match="maml has no posterior"):
+        evaluate(tmp_path / "maml", data, samples=5)
+
+
+def test_a_config_has_what_its_method_has_and_nothing_else():
+    found = complete(Config(method="protonet", inner_lr=0.3, steps=4, temperature=0.1))
+    assert (found.lr, found.inner_lr, found.steps, found.temperature) == (0.003, None, None, None)
+    found = complete(Config(method="niw", inner_lr=0.3))
+    assert (found.lr, found.inner_lr, found.steps, found.temperature) == (0.003, 0.3, 5, 1e-4)
+
+
+def test_a_broken_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"ways": 5')
+    with pytest.raises(CheckpointError, match="cannot be read as a run's config"):
+        Config.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +299,17 @@ def test_unknown_names_are_refused_before_any_work(change, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"ways": 0}, {"lr": 0.0}, {"inner_lr": -1.0}, {"steps": 1.5}, {"seed": -1}, {"temperature": -1.0}]
+    "change",
+    [
+        {"ways": 0},
+        {"lr": 0.0},
+        {"inner_lr": -1.0},
+        {"steps": 0},
+        {"steps": 1.5},
+        {"test_tasks": 1},
+        {"seed": -1},
+        {"temperature": -1.0},
+    ],
 )
 def test_numbers_outside_their_domain_are_named(change):
     with pytest.raises(ArgumentError, match=next(iter(change))):

@@ -10,7 +10,8 @@ from regression.niw import NIWMethod, NIWProcess
 from regression.pmaml import PMAML
 
 OUTER = (0.004, 0.001, 0.002, 0.008)  # learning rates of what has no inner one
-TWO = (0.004, 0.0015)
+TWO = (0.004, 0.0015)  # of what has one
+FAST = (0.004, 0.008)  # of what has one and a head that likes the higher one
 BAYES = "bayes"  # the optimal predictor: nothing to train, so it is no row of `ROWS`
 
 
@@ -23,19 +24,21 @@ class Row:
     * **build** (callable) - From settings to a method.
     * **inner** (tuple) - Inner learning rates to search, if it has them, two.
     * **twin** (str, *optional*, default=None) - The row with the same head and without NIW.
+    * **outer** (tuple, *optional*, default=TWO) - Outer learning rates to search beside inner ones.
     """
 
     title: str
     build: Callable
     inner: tuple = ()
     twin: Optional[str] = None
+    outer: tuple = TWO
 
     @property
     def space(self):
         """Four settings, whatever the method; the first is what is used before any search."""
         if not self.inner:
             return [{"outer_lr": outer} for outer in OUTER]
-        return [{"outer_lr": outer, "lr": inner} for outer, inner in product(TWO, self.inner)]
+        return [{"outer_lr": outer, "lr": inner} for outer, inner in product(self.outer, self.inner)]
 
 
 STEPS = (0.01, 0.003)
@@ -44,16 +47,16 @@ SGLD = {"curvature": "sgld", "temperature": 1e-7}
 GGN = {"curvature": "ggn", "temperature": 1e-6, "prior_precision": 1e3}  # of the size of the curvature it meets
 
 
-def niw_row(head, title, make, inner, steps, chosen=SGLD):
+def niw_row(head, title, make, inner, steps, outer=TWO, chosen=SGLD):
     """NIW with a head, by one of the curvatures."""
-    return Row(f"NIW, {title}", lambda **options: make(head, steps, **chosen, **options), inner, head)
+    return Row(f"NIW, {title}", lambda **options: make(head, steps, **chosen, **options), inner, head, outer)
 
 
-def niw_rows(head, title, *others):
+def niw_rows(head, title, make, inner, steps, outer=TWO):
     """By both."""
     return {
-        f"niw-{head}": niw_row(head, title, *others),
-        f"niw-{head}-ggn": niw_row(head, f"{title}, ggn", *others, GGN),
+        f"niw-{head}": niw_row(head, title, make, inner, steps, outer),
+        f"niw-{head}-ggn": niw_row(head, f"{title}, ggn", make, inner, steps, outer, GGN),
     }
 
 
@@ -72,9 +75,9 @@ ROWS = {
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
     **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS, 5),
     **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS, 5),
-    "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2),
+    "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2, FAST),
     **niw_rows("cnp", "CNP", NIWProcess, (0.003, 0.001), 3),
-    **niw_rows("anp", "ANP", NIWProcess, (0.003, 0.001), 3),
+    **niw_rows("anp", "ANP", NIWProcess, (0.003, 0.001), 3, FAST),
 }
 TITLES = {BAYES: "Bayes-optimal", **{name: row.title for name, row in ROWS.items()}}
 TWINS = {BAYES: None, **{name: row.twin for name, row in ROWS.items()}}

@@ -141,7 +141,7 @@ SOURCES: Dict[str, Source] = {
         fc100,
         lambda split: [f"fc100-png/{MODES[split]}", f"FC100_{MODES[split]}.pickle"],
         lambda root, split: learn2learn("FC100", root, split, True),
-        lambda split: ["fc100.zip", f"FC100_{MODES[split]}.pickle"],
+        lambda split: ["fc100.zip", *(f"FC100_{mode}.pickle" for mode in MODES.values())],  # all three at once
         "put a folder of PNGs for each class into {root}/fc100-png/train, val and test",
     ),
     "mini-imagenet": Source(

@@ -47,6 +47,11 @@ class ImageTaskset:
         check_number("num_tasks", num_tasks, -1, whole=True)
         if num_tasks == 0:
             raise ArgumentError("num_tasks must be a number of tasks, or -1 for no end; got 0.")
+        if len(images.pixels) != len(images.labels):
+            raise ArgumentError(f"images has {len(images.pixels)} pictures, but {len(images.labels)} labels.")
+        order = images.labels.argsort(stable=True)
+        if not torch.equal(images.labels[order], images.labels):
+            images = Images(images.pixels[order], images.labels[order])
         counts = torch.bincount(images.labels)
         if len(counts) < ways:
             raise ArgumentError(f"ways is {ways}, but there are {len(counts)} classes.")

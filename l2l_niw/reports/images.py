@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from l2l_niw.calibration import Reliability, plot_reliability
-from l2l_niw.errors import require
+from l2l_niw.errors import ArgumentError, require
 from l2l_niw.metrics import Interval, bootstrap
-from l2l_niw.vision.config import Config
-from l2l_niw.vision.methods import METHODS
+from l2l_niw.vision.config import Config, write
+from l2l_niw.vision.methods import METHODS, OWN
 from l2l_niw.vision.runs import read_log
 
-COMMON = ("dataset", "ways", "shots", "queries", "train_queries", "filters", "iterations", "meta_batch", "test_tasks")
-OWN = ("lr", "inner_lr", "steps", "temperature")
+COMMON = (
+    "dataset", "ways", "shots", "queries", "train_queries", "filters", "iterations", "meta_batch", "validations",
+    "validation_tasks", "test_tasks",
+)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -36,40 +38,65 @@ def load(folder: Path) -> Dict[str, List[Run]]:
         own = dict(np.load(tasks)) if tasks.exists() else None
         run = Run(Config.load(path.parent), json.loads(path.read_text()), read_log(path.parent), own)
         found[run.config.method].append(run)
-    return {name: runs for name, runs in found.items() if runs}
+    methods = {name: runs for name, runs in found.items() if runs}
+    check_common([run.config for runs in methods.values() for run in runs], folder)
+    return methods
+
+
+def check_common(configs: List[Config], folder: Path) -> None:
+    """What is compared must have had the same tasks and the same budget."""
+    first = configs[0]
+    for config in configs[1:]:
+        for key in COMMON:
+            if getattr(config, key) != getattr(first, key):
+                raise ArgumentError(
+                    f"{folder} cannot be one table: {key} is {getattr(first, key)} of {first.method}-{first.seed}, but "
+                    f"{getattr(config, key)} of {config.method}-{config.seed}. Move one of them away."
+                )
 
 
 def mean_and_error(runs: List[Run], key: str, factor: float = 1.0, digits: int = 3) -> str:
     """Mean and standard error over seeds."""
-    values = factor * np.array([run.metrics[key] for run in runs])
-    shown = f"{values.mean():.{digits}f}"
-    return shown if len(values) == 1 else f"{shown} ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}"
+    if any(run.metrics[key] is None for run in runs):
+        return ""
+    found = factor * np.array([run.metrics[key] for run in runs])
+    shown = f"{found.mean():.{digits}f}"
+    return shown if len(found) == 1 else f"{shown} ± {found.std(ddof=1) / len(found) ** 0.5:.{digits}f}"
 
 
-def interval(runs: List[Run], others: Optional[List[Run]] = None, key: str = "accuracy") -> Optional[Interval]:
-    """95% over test tasks and seeds, of a method's values or of its difference to another's on the same tasks."""
-    everything = [*runs, *(others or [])]
-    if any(run.tasks is None for run in everything):
+def values(runs: List[Run]) -> Dict[int, torch.Tensor]:
+    """Every seed's accuracies, task by task, where their files are at hand."""
+    return {run.config.seed: torch.from_numpy(run.tasks["accuracy"]) for run in runs if run.tasks is not None}
+
+
+def interval(runs: List[Run], others: Optional[List[Run]] = None) -> Optional[Interval]:
+    """
+    95% over test tasks and seeds, of a method's accuracy, or of its difference to another's on the same tasks with the
+    same seeds. None where a file with the tasks' own values, or a seed, is missing.
+    """
+    own = values(runs)
+    theirs = {seed: torch.zeros(()) for seed in own} if others is None else values(others)
+    if len(own) < len(runs) or set(theirs) != set(own):
         return None
-    values = torch.stack([torch.from_numpy(run.tasks[key]) for run in runs])
-    if others is not None:
-        theirs = torch.stack([torch.from_numpy(run.tasks[key]) for run in others])
-        if len(theirs) != len(values):
-            values, theirs = values.mean(0), theirs.mean(0)
-        values = values - theirs
-    return bootstrap(values)
+    return bootstrap(torch.stack([own[seed] - theirs[seed] for seed in own]))
 
 
 def kept_intervals(folder: Path, methods: Dict[str, List[Run]]) -> Dict[str, Dict[str, Interval]]:
-    """Intervals need tasks.npz, which are large: what was computed where they were at hand is kept."""
+    """
+    Intervals need tasks.npz, which are large: what was computed where they were at hand is kept, with the scores that
+    it was computed of, and goes when these have changed.
+    """
     path = folder / "intervals.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     for name, runs in methods.items():
-        twin = methods.get(METHODS[name].twin)
-        for title, found in (("accuracy", interval(runs)), ("difference", twin and interval(runs, twin))):
+        twin = methods.get(METHODS[name].twin, [])
+        scores = [[run.config.method, run.config.seed, run.metrics["accuracy"]] for run in (*runs, *twin)]
+        if kept.get(name, {}).get("of") != scores:
+            kept[name] = {"of": scores}
+        for title, found in (("accuracy", interval(runs)), ("difference", interval(runs, twin) if twin else None)):
             if found is not None:
-                kept.setdefault(name, {})[title] = found
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+                kept[name][title] = found
+    write(path, json.dumps(kept, indent=1) + "\n")
     return kept
 
 
@@ -91,7 +118,7 @@ def table(methods: Dict[str, List[Run]], kept: Dict[str, Dict[str, Interval]]) -
         lines.append("| " + " | ".join([
             METHODS[name].title,
             str(len(runs)),
-            percent(own.get("accuracy")),
+            percent(own.get("accuracy")) or mean_and_error(runs, "accuracy", 100, 2),
             percent(own.get("difference"), "+"),
             mean_and_error(runs, "ece", 100, 2),
             mean_and_error(runs, "ece_ts", 100, 2),
@@ -150,15 +177,18 @@ def report(folder: Path) -> str:
     text = [
         f"# {config['dataset']}, {config['ways']}-way {config['shots']}-shot",
         table(methods, kept),
-        f"Every method: {budget}; learn2learn's Conv-4, BatchNorm by the batch's statistics, Adam on a cosine. "
-        "Accuracy: mean and 95% interval over test tasks and seeds; the difference to the same network without NIW is "
-        "paired, task by task. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature "
-        "scaling, fitted on validation tasks. Seconds and memory are of training, in a process of one thread.",
+        f"Every method: {budget}; "
+        "learn2learn's Conv-4, Adam on a cosine. BatchNorm takes the statistics of the support and of the query, "
+        "each by itself, as in MAML: all methods are transductive. MetaQDA is trained with its backbone, from the "
+        "start. Accuracy: mean and 95% interval over test tasks and seeds; the difference to the same network "
+        "without NIW is paired, task by task. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
+        "after temperature scaling, fitted on validation tasks. Seconds and memory are of training, in a process "
+        "of one thread.",
         "![Validation on the way](curves.png)",
         "![Reliability](reliability.png)",
     ]
     notes = folder / "notes.md"
     if notes.exists():
         text.append(notes.read_text().strip())
-    (folder / "README.md").write_text("\n\n".join(text) + "\n")
+    write(folder / "README.md", "\n\n".join(text) + "\n")
     return "\n\n".join(text)

@@ -13,7 +13,7 @@ from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
 from l2l_niw.vision.config import Config
-from l2l_niw.vision.methods import METHODS, complete
+from l2l_niw.vision.methods import METHODS, OWN, complete
 from l2l_niw.vision.runs import read_log
 
 
@@ -21,7 +21,8 @@ def is_done(config: Config, folder: Path, test: bool = True) -> bool:
     """Whether a folder holds this run, trained and, if asked for, tested."""
     if not (folder / "config.json").exists() or Config.load(folder) != config:
         return False
-    return (folder / "metrics.json").exists() if test else len(read_log(folder)) == config.validations
+    log = read_log(folder)
+    return (folder / "metrics.json").exists() if test else bool(log) and log[-1]["iteration"] == config.iterations
 
 
 def arguments(config: Config) -> List[str]:
@@ -32,12 +33,12 @@ def arguments(config: Config) -> List[str]:
 
 def run_all(
     runs: Sequence[Tuple[Config, Path]], root: Union[str, Path, None] = None, jobs: int = 1, test: bool = True
-) -> None:
+) -> Dict[Path, str]:
     """
     **Description**
 
     Trains, and tests, runs in processes with one thread each. What is done already is not done again, and what was
-    stopped goes on.
+    stopped goes on. One that fails does not stop the others: what it said is returned, by folder.
 
     **Arguments**
 
@@ -51,17 +52,19 @@ def run_all(
     runs = [(complete(config), folder) for config, folder in runs]
     waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
 
-    def start(run: Tuple[Config, Path]) -> None:
+    def start(run: Tuple[Config, Path]) -> Optional[str]:
         config, folder = run
         for command in (["train", *arguments(config), "--out"], ["test"])[: 1 + test]:
             line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(folder)]
             done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
             if done.returncode:
-                raise NIWError(f"{' '.join(line)} failed:\n{done.stderr}")
+                return f"{' '.join(line)} failed:\n{done.stderr.strip()}"
+        return None
 
     tqdm = require("tqdm", "examples").tqdm
     with ThreadPoolExecutor(jobs) as pool:
-        list(tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs"))
+        results = tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs")
+        return {folder: text for (_, folder), text in zip(waiting, results) if text is not None}
 
 
 def compare(
@@ -89,17 +92,27 @@ def compare(
     * **settings** (dict, *optional*, default=None) - A method's own values of the config: {method: {name: value}}.
     """
     settings = settings or {}
-    unknown = [name for name in (*methods, *settings) if name not in METHODS]
-    if unknown:
-        raise ArgumentError(f"methods must be of {', '.join(METHODS)}; got {unknown[0]!r}.")
+    for name in (*methods, *settings):
+        if name not in METHODS:
+            raise ArgumentError(f"methods must be of {', '.join(METHODS)}; got {name!r}.")
+        for key in settings.get(name, {}):
+            if key not in OWN:
+                raise ArgumentError(
+                    f"settings of {name} may be {', '.join(OWN)}, since all else is common; got {key!r}."
+                )
+    if len(set(seeds)) < len(seeds):
+        raise ArgumentError(f"seeds must differ, got {list(seeds)}.")
     configs = [
         replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
     ]
-    run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
+    failures = run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
+    if failures:
+        raise NIWError("\n".join(failures.values()))
 
 
 def read_settings(path: Path) -> Dict[str, dict]:
     """Methods' own values from a JSON file: {method: {name: value}}."""
-    if not path.exists():
-        raise ArgumentError(f"settings: there is no file {path}.")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"settings: {path} cannot be read as JSON: {error}") from error

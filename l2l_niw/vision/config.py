@@ -13,6 +13,13 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def write(path: Path, text: str) -> None:
+    """At once, so that a stop leaves the old file or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 @dataclass(frozen=True)
 class Config:
     """
@@ -43,37 +50,43 @@ class Config:
     def __post_init__(self):
         for name in ("ways", "shots", "queries", "train_queries", "filters", "meta_batch", "samples", "iterations"):
             check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("validations", "validation_tasks", "test_tasks"):
+        for name in ("validations", "validation_tasks"):
             check_number(name, getattr(self, name), 1, whole=True)
+        check_number("test_tasks", self.test_tasks, 2, whole=True)  # an interval needs two
         check_number("seed", self.seed, 0, whole=True)
         for name in ("lr", "inner_lr"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, strict=True)
-        for name, whole in (("steps", True), ("temperature", False)):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0, whole=whole)
+        if self.steps is not None:
+            check_number("steps", self.steps, 1, whole=True)
+        if self.temperature is not None:
+            check_number("temperature", self.temperature, 0)
 
     def save(self, folder: Path) -> None:
         """Writes it to a run's folder; one that is there already must be the same, or the run would be another's."""
-        path = folder / "config.json"
-        if path.exists():
+        if (folder / "config.json").exists():
             old = Config.load(folder)
-            if old != self:
-                other = next(f.name for f in fields(self) if getattr(old, f.name) != getattr(self, f.name))
-                raise CheckpointError(
-                    f"{folder} holds a run with {other} = {getattr(old, other)!r}, not {getattr(self, other)!r}: "
-                    "choose another folder, or the same settings to go on with it."
-                )
+            if old == self:
+                return
+            other = next(f.name for f in fields(self) if getattr(old, f.name) != getattr(self, f.name))
+            raise CheckpointError(
+                f"{folder} holds a run with {other} = {getattr(old, other)!r}, not {getattr(self, other)!r}: choose "
+                "another folder, or the same settings to go on with it."
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write(folder / "config.json", json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Config":
         path = Path(folder) / "config.json"
         if not path.exists():
             raise ArgumentError(f"{folder} is no run's folder: it has no config.json.")
-        return cls(**json.loads(path.read_text()))
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} cannot be read as a run's config: {error}") from error
 
     def filled(self, **defaults: Any) -> "Config":
-        """With a method's own values where there is None."""
-        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        """With a method's own values where there is None, and without what the method does not have."""
+        own = {name: None if value is None else getattr(self, name) for name, value in defaults.items()}
+        return replace(self, **{name: defaults[name] if value is None else value for name, value in own.items()})

@@ -1,5 +1,6 @@
 """The methods: what each makes of a task, with the same backbone."""
 
+import math
 from dataclasses import dataclass
 from typing import Callable, Dict, Optional, Tuple
 
@@ -26,6 +27,9 @@ SHAPES = {
 }
 
 
+OWN = ("lr", "inner_lr", "steps", "temperature")  # what methods may differ in
+
+
 def backbone(config: Config) -> Tuple[nn.Module, int]:
     """learn2learn's Conv-4 and the number of its features. BatchNorm takes the batch's statistics, as in MAML."""
     channels, side = SHAPES[config.dataset]
@@ -40,7 +44,7 @@ class Method:
     What the loop asks of a method. `module` holds everything that is trained.
 
     * `loss(task)` - The query's loss of one task, to be back-propagated, and its logits or probabilities.
-    * `probabilities(task)` - Of the query, (m, ways).
+    * `log_probabilities(task)` - Of the query, (m, ways).
     """
 
     module: nn.Module
@@ -48,7 +52,7 @@ class Method:
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def probabilities(self, task: Tasks) -> Tensor:
+    def log_probabilities(self, task: Tasks) -> Tensor:
         raise NotImplementedError
 
 
@@ -79,12 +83,13 @@ class Swap(Method):
         logits = self.adapted(task.x, task.y)(task.x_query)
         return F.cross_entropy(logits, task.y_query), logits
 
-    def probabilities(self, task: Tasks) -> Tensor:
+    def log_probabilities(self, task: Tasks) -> Tensor:
         learner = self.adapted(task.x, task.y)
         with torch.no_grad():
             if isinstance(self.module, NIW):
-                return learner.posterior().predict(task.x_query, samples=self.samples).softmax(-1).mean(0)
-            return learner(task.x_query).softmax(-1)
+                logits = learner.posterior().predict(task.x_query, samples=self.samples)
+                return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
+            return learner(task.x_query).log_softmax(-1)
 
 
 class Reptile(Swap):
@@ -96,10 +101,10 @@ class Reptile(Swap):
             logits = learner(task.x_query)
         return reptile_objective(learner), logits
 
-    def probabilities(self, task: Tasks) -> Tensor:
+    def log_probabilities(self, task: Tasks) -> Tensor:
         learner = self.adapted(task.x, task.y)
         with torch.no_grad():
-            return learner(task.x_query).softmax(-1)
+            return learner(task.x_query).log_softmax(-1)
 
 
 class ANIL(Swap):
@@ -145,12 +150,12 @@ class Episodic(Method):
         prediction = self.adapted(task)(task.x, task.y, task.x_query, task.y_query)
         return prediction.loss(task.y_query), prediction.probs
 
-    def probabilities(self, task: Tasks) -> Tensor:
+    def log_probabilities(self, task: Tasks) -> Tensor:
         learner = self.adapted(task)
         with torch.no_grad():
             if isinstance(self.module, NIW):
-                return learner.posterior().predict(task.x, task.y, task.x_query, samples=self.samples).probs
-            return learner(task.x, task.y, task.x_query).probs
+                return learner.posterior().predict(task.x, task.y, task.x_query, samples=self.samples).logits
+            return learner(task.x, task.y, task.x_query).logits
 
 
 def readout(make: Callable) -> Callable:
@@ -174,8 +179,7 @@ def head(make: Callable) -> Callable:
 
 
 def niw(model: nn.Module, config: Config) -> NIW:
-    options = {} if config.temperature is None else {"temperature": config.temperature}
-    return NIW(model, config.inner_lr, **options)
+    return NIW(model, config.inner_lr, temperature=config.temperature)
 
 
 def niw_head(make: Callable) -> Callable:
@@ -203,7 +207,7 @@ class Spec:
 
     * **title** (str) - As it stands in tables.
     * **build** (callable) - From a config to a method.
-    * **lr, inner_lr, steps** - What a config without them gets.
+    * **lr, inner_lr, steps, temperature** - What a config without them gets; None for what the method does not have.
     * **twin** (str, *optional*, default=None) - The same network without NIW.
     """
 
@@ -212,6 +216,7 @@ class Spec:
     lr: float = 0.003
     inner_lr: Optional[float] = None
     steps: Optional[int] = None
+    temperature: Optional[float] = None
     twin: Optional[str] = None
 
 
@@ -247,10 +252,11 @@ METHODS: Dict[str, Spec] = {
         readout(lambda body, linear, c: Swap(niw(nn.Sequential(body, linear), c), c.steps, c.samples)),
         inner_lr=0.1,
         steps=5,
+        temperature=1e-4,
         twin="maml",
     ),
-    "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), inner_lr=0.01, steps=3, twin="protonet"),
-    "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), inner_lr=0.01, steps=3, twin="ridge"),
+    "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), 0.003, 0.01, 3, 1e-4, "protonet"),
+    "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), 0.003, 0.01, 3, 1e-4, "ridge"),
 }
 
 
@@ -261,7 +267,7 @@ def complete(config: Config) -> Config:
     if config.dataset not in SHAPES:
         raise ArgumentError(f"dataset must be one of {', '.join(SHAPES)}; got {config.dataset!r}.")
     spec = METHODS[config.method]
-    return config.filled(lr=spec.lr, inner_lr=spec.inner_lr, steps=spec.steps)
+    return config.filled(**{name: getattr(spec, name) for name in OWN})
 
 
 def build(config: Config) -> Method:

@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import re
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +14,12 @@ from typing import Dict, Iterator, List, Optional, Tuple, Union
 import numpy as np
 import torch
 from torch import Tensor, optim
-from torch.nn import functional as F
 
 from l2l_niw import calibration
+from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
-from l2l_niw.errors import CheckpointError, LossError, require
-from l2l_niw.vision.config import Config
+from l2l_niw.errors import ArgumentError, CheckpointError, LossError, require
+from l2l_niw.vision.config import Config, write
 from l2l_niw.vision.methods import Method, build, complete
 
 SAVE_EVERY = 60.0  # seconds
@@ -42,13 +44,17 @@ def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = F
 def peak_memory() -> float:
     """The process's peak resident memory in MB, where the system tells it, else nan."""
     status = Path("/proc/self/status")
-    return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024 if status.exists() else math.nan
+    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return math.nan if found is None else int(found[1]) / 1024
 
 
 @contextmanager
 def postponed_interrupt() -> Iterator[Dict[str, bool]]:
-    """Ctrl-C waits for the end of the iteration; a second one does not."""
+    """Ctrl-C waits for the end of the iteration; a second one does not. (Signals are the main thread's.)"""
     asked = {"stop": False}
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
 
     def ask(number, frame):
         asked["stop"] = True
@@ -101,17 +107,19 @@ class Training:
 
     def look(self, tasks: ImageTaskset) -> Dict[str, float]:
         """A line of the log."""
-        probabilities, y = predictions(self.method, tasks, self.config.validation_tasks)
+        probabilities, y = (
+            part.flatten(0, 1) for part in predictions(self.method, tasks, self.config.validation_tasks)
+        )
         loss, accuracy = np.mean(self.recent, 0)
         self.recent = []
-        found = calibration.accuracy(probabilities.flatten(0, 1), y.flatten())
-        values = (self.done, self.seconds, loss, accuracy, found, floored_nll(probabilities, y))
+        scores = calibration.accuracy(probabilities, y), calibration.nll(probabilities, y)
+        values = (self.done, self.seconds, loss, accuracy, *scores)
         line = dict(zip(COLUMNS, map(float, values)), iteration=self.done)
         self.log.append(line)
         return line
 
     def save(self, folder: Path) -> None:
-        self.memory = max(self.memory, peak_memory())
+        self.memory = max(peak_memory(), self.memory)  # nan stays nan
         state = {
             "module": self.method.module.state_dict(),
             "opt": self.opt.state_dict(),
@@ -128,7 +136,10 @@ class Training:
             writer.writerows(self.log)
 
     def restore(self, folder: Path) -> None:
-        state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        try:
+            state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        except Exception as error:  # torch's own are of many kinds
+            raise CheckpointError(f"{folder / 'checkpoint.pt'} cannot be read: {error}") from error
         try:
             self.method.module.load_state_dict(state["module"])
         except RuntimeError as error:
@@ -156,15 +167,10 @@ def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional
         numbers = require("tqdm", "examples").tqdm(numbers, desc=title, leave=False)
     found, labels = [], []
     for number in numbers:
-        found.append(method.probabilities(tasks[number]))
-        labels.append(tasks[number].y_query)
+        task = tasks[number]
+        found.append(method.log_probabilities(task).double().exp())  # of which float32 would lose the small ones
+        labels.append(task.y_query)
     return torch.stack(found), torch.stack(labels)
-
-
-def floored_nll(probabilities: Tensor, y: Tensor) -> float:
-    """The curve's negative log-likelihood, which float32 would make infinite where a probability has become 0."""
-    logits = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-    return F.nll_loss(logits.flatten(0, 1), y.flatten()).item()
 
 
 def train(
@@ -233,37 +239,46 @@ def evaluate(
     **Description**
 
     Scores a trained run on its test tasks: accuracy with its 95% interval over tasks, ECE, NLL, Brier score, and ECE
-    and NLL after temperature scaling, fitted on validation tasks. Writes metrics.json, tasks.npz and the plots.
+    and NLL after temperature scaling, fitted on validation tasks (None where no temperature is best). Writes
+    metrics.json, tasks.npz and a reliability diagram.
 
     **Arguments**
 
     * **folder** (str) - Of the run.
     * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
-    * **samples** (int, *optional*, default=None) - Networks of a prediction, where they are not to be the config's.
+    * **samples** (int, *optional*, default=None) - Networks of a prediction, where they are not to be the config's. The
+        run's own scores are left alone: the files are then called metrics-samples-N and so on.
     """
     folder = Path(folder)
     training = trained(folder)
-    method, config = training.method, training.config
+    method, config, name = training.method, training.config, ""
     if samples is not None:
-        method.samples = samples
+        check_number("samples", samples, 1, whole=True)
+        if config.temperature is None:
+            raise ArgumentError(f"samples: {config.method} has no posterior to sample networks from.")
+        method.samples, name = samples, f"-samples-{samples}"
     tasksets, title = tasksets_of(config, root), f"{config.method}, seed {config.seed}"
     torch.manual_seed(config.seed)
     validation, y = predictions(method, tasksets.validation, config.test_tasks, f"{title}: validation")
-    temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
+    try:
+        temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
+    except ArgumentError:  # all right, or no better than chance
+        temperature = None
     found, y = predictions(method, tasksets.test, config.test_tasks, f"{title}: test")
     accuracy = (found.argmax(-1) == y).double().mean(1)
-    nll = -found.gather(2, y.unsqueeze(2)).squeeze(2).double().log().mean(1)
+    nll = -found.gather(2, y.unsqueeze(2)).squeeze(2).log().mean(1)
     metrics = {
+        **dict.fromkeys(("ece_ts", "nll_ts", "temperature")),
         **calibration.scores(found.flatten(0, 1), y.flatten(), temperature),
         "accuracy_interval": 1.96 * accuracy.std().item() / len(accuracy) ** 0.5,
-        "samples": getattr(method, "samples", 1),
+        "samples": None if config.temperature is None else method.samples,
         "seconds": training.seconds,
         "memory": training.memory,
-        "trained": sum(p.numel() for p in training.parameters),
+        "trained": sum(p.numel() for p in training.parameters if p in training.opt.state),  # what ever had a gradient
     }
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
     diagram = calibration.reliability(found.flatten(0, 1), y.flatten())
     kept = {**diagram._asdict(), "accuracy_by_bin": diagram.accuracy, "accuracy": accuracy, "nll": nll}
-    np.savez_compressed(folder / "tasks.npz", **kept)
-    calibration.plot_reliability({title: diagram}, folder / "reliability.png")
+    np.savez_compressed(folder / f"tasks{name}.npz", **kept)
+    calibration.plot_reliability({title: diagram}, folder / f"reliability{name}.png")
+    write(folder / f"metrics{name}.json", json.dumps(metrics, indent=1) + "\n")  # last: it says that all is there
     return metrics
