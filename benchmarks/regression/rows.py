@@ -75,7 +75,7 @@ ROWS = {
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
     **niw_rows("ridge", "ridge", NIWMethod, SMALL_STEPS, 5),
     **niw_rows("bayesian-ridge", "Bayesian ridge", NIWMethod, SMALL_STEPS, 5),
-    "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (0.001, 0.0003), 2, FAST),
+    "niw-ridge-mixture": niw_row("ridge-mixture", "ridge mixture", NIWMethod, (1e-4, 1e-5), 1, FAST),
     **niw_rows("cnp", "CNP", NIWProcess, (0.003, 0.001), 3),
     **niw_rows("anp", "ANP", NIWProcess, (0.003, 0.001), 3, FAST),
 }
