@@ -241,7 +241,7 @@ class Evidence(Prediction):
         return self.batch_shape.numel() * self.event_shape[0]
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return log_marginal(self.factor, y, self.noise.square())
+        return log_marginal(self.factor, y.to(self.factor), self.noise.square()).to(y.dtype)
 
     def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape

@@ -4,8 +4,10 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import optimize, stats
 from torch.distributions import Independent, Normal, kl_divergence
 
 import l2l_niw  # noqa: F401  (before learn2learn)
@@ -16,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import sine_line
 import sine_line_study
-from regression.base import NeuralProcess, Plain, best_noise_nll, query_loss
+from regression.base import NeuralProcess, Plain, RidgeNet, query_loss
 from regression.maml import MAML, Reptile
 from regression.niw import NIWMethod, NIWProcess
 from regression.pmaml import PMAML
@@ -42,8 +44,7 @@ def test_maml_is_learn2learn_s(head, steps, double):
         learner = maml.clone()
         for _ in range(steps):
             prediction = learner(x, y)
-            error = (prediction.mean - y).square().mean()
-            learner.adapt(error if head == "linear" else best_noise_nll(prediction, y))
+            learner.adapt((prediction.mean - y).square().mean() if head == "linear" else prediction.nll(y))
         loss = loss + query_loss(learner, x, y, x_query, y_query) / 3
         means.append(learner(x, y, x_query).mean)
     loss.backward()
@@ -51,6 +52,18 @@ def test_maml_is_learn2learn_s(head, steps, double):
     for ours_, p in zip(found, ours.model.parameters()):
         assert torch.allclose(ours_, p.grad, atol=1e-10)
     assert torch.allclose(ours.predict(batch).mean, torch.stack(means), atol=1e-10)
+
+
+def test_ridgenet_s_support_speaks_by_the_evidence_at_its_best_scale(double):
+    phi, y, head = torch.randn(5, 3), torch.randn(5, 1), RidgeNet()
+    full = np.hstack([phi.numpy(), np.ones((5, 1))])
+    kernel = full @ full.T + 0.1 * np.eye(5)
+
+    def minus_log_evidence(log_s):
+        return -stats.multivariate_normal(np.zeros(5), np.exp(2 * log_s) * kernel).logpdf(y[:, 0].numpy())
+
+    best = optimize.minimize_scalar(minus_log_evidence).fun
+    assert head(phi, y).nll(y).item() == pytest.approx(best / 5)
 
 
 def test_meta_sgd_begins_as_maml_and_its_rates_have_a_gradient(double):

@@ -113,13 +113,15 @@ class BayesianRidge(Head):
         self.prior_scale = Positive("prior_scale", prior_scale, learned)
 
     def _scaled(self, features: Tensor) -> Tensor:
-        return self.prior_scale() * (with_constant(features) if self.bias else features)
+        """In double precision, as all that is solved: a task's own noise may be small beside its features."""
+        return self.prior_scale().double() * (with_constant(features) if self.bias else features).double()
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Gaussian:
-        phi, phi_query, noise = self._scaled(support), self._scaled(query), self.noise()
+        phi, phi_query, noise = self._scaled(support), self._scaled(query), self.noise().double()
         lower = ridge_factor(phi, noise.square())
         spread = ridge_spread(phi, lower, phi_query, noise.square())
-        return Gaussian(phi_query @ ridge_weights(phi, lower, y), noise * (1.0 + spread).sqrt().unsqueeze(-1))
+        mean, stddev = phi_query @ ridge_weights(phi, lower, y.double()), noise * (1.0 + spread).sqrt().unsqueeze(-1)
+        return Gaussian(mean.to(support.dtype), stddev.to(support.dtype))
 
     def explain(self, support: Tensor, y: Tensor) -> Evidence:
-        return Evidence(self._scaled(support), self.noise(), y.shape[-1])
+        return Evidence(self._scaled(support), self.noise().double(), y.shape[-1])
