@@ -32,6 +32,15 @@ SMALL = Config(
 )  # fmt: skip
 
 
+LINE = [
+    f"--{name}={value}"
+    for name, value in {
+        "ways": 3, "queries": 2, "train-queries": 2, "filters": 4, "iterations": 2, "meta-batch": 1, "test-tasks": 12,
+        "validation-tasks": 2,
+    }.items()
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return draw_cifarfs(tmp_path_factory.mktemp("data"))
@@ -164,34 +173,7 @@ def test_a_finished_run_is_not_trained_again_and_another_s_folder_is_refused(dat
 
 
 def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
-    arguments = [
-        "--ways",
-        "3",
-        "--queries",
-        "2",
-        "--train-queries",
-        "2",
-        "--filters",
-        "4",
-        "--iterations",
-        "2",
-        "--meta-batch",
-        "1",
-        "--test-tasks",
-        "12",
-    ]
-    arguments += [
-        "--validation-tasks",
-        "2",
-        "--validations",
-        "1",
-        "--methods",
-        "protonet",
-        "niw-ncc",
-        "--seeds",
-        "0",
-        "1",
-    ]
+    arguments = [*LINE, "--validations=1", "--methods", "protonet", "niw-ncc", "--seeds", "0", "1"]
     arguments += ["--data", str(data), "--out", str(tmp_path), "--jobs", "2"]
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps({"niw-ncc": {"inner_lr": 0.02, "steps": 1}}))
@@ -323,24 +305,9 @@ def test_gradients_that_are_not_finite_stop_a_training(data, tmp_path):
 
 def test_the_command_line_trains_tests_and_names_what_is_wrong(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("L2L_NIW_DATA", str(data))
-    arguments = [
-        "--method",
-        "protonet",
-        "--ways",
-        "3",
-        "--queries",
-        "2",
-        "--train-queries",
-        "2",
-        "--filters",
-        "4",
-        "--iterations",
-        "2",
-        "--test-tasks",
-        "12",
-    ]
+    arguments = ["--method=protonet", *LINE]
     out = str(tmp_path / "run")
-    assert main(["train", *arguments, "--validation-tasks", "2", "--out", out]) == 0
+    assert main(["train", *arguments, "--out", out]) == 0
     assert main(["test", out]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert main(["test", str(tmp_path)]) == 1
