@@ -203,10 +203,24 @@ def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, c
     assert (tmp_path / "curves.png").exists()
     monkeypatch.setattr(sine_line, "run", lambda *a: pytest.fail("it was run again"))
     sine_line.main()
+    assert (tmp_path / "README.md").read_text() == table
     for path in (tmp_path / "tasks").iterdir():
         path.unlink()
     sine_line.main()
     assert (tmp_path / "README.md").read_text() == table
+
+
+def test_an_infinite_error_is_shown_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sine_line.py", "--rows", "ridge", "--budget", "2", "--test-tasks", "20",
+                                      "--seeds", "0", "--results", str(tmp_path)])  # fmt: skip
+    sine_line.main()
+    run, tasks = tmp_path / "runs" / "ridge-0.json", tmp_path / "tasks" / "ridge-0.npz"
+    kept = dict(np.load(tasks))
+    kept["mse"][0] = np.inf
+    np.savez(tasks, **kept)
+    run.write_text(json.dumps({**json.loads(run.read_text()), "mse": np.inf}))
+    sine_line.main()
+    assert "| RidgeNet | inf | " in (tmp_path / "README.md").read_text()
 
 
 def test_a_method_that_is_started_again_is_as_one_that_is_new():

@@ -48,20 +48,21 @@ def intervals(results: Path, rows: Rows) -> Dict[str, Dict[str, Interval]]:
             own = by_task(results, runs, metric)
             if own is None:
                 continue
-            kept.setdefault(row, {})[metric] = bootstrap(own)
+            everything = {metric: own}
             for other in against:
                 theirs = by_task(results, rows[other], metric)
                 if theirs is not None:
-                    kept[row][f"{metric} - {other}"] = paired(own, theirs)
+                    everything[f"{metric} - {other}"] = difference(own, theirs)
+            for name, values in everything.items():  # a method may have flown off to infinity on a task: no interval
+                found = bootstrap(values) if values.isfinite().all() else None
+                kept.setdefault(row, {})[name] = found
     path.write_text(json.dumps(kept, indent=1))
     return kept
 
 
-def paired(own: Tensor, theirs: Tensor) -> Interval:
-    """The difference task by task: run by run where both have the same number, else of their means over runs."""
-    if len(own) != len(theirs):
-        own, theirs = own.mean(0), theirs.mean(0)
-    return bootstrap(own - theirs)
+def difference(own: Tensor, theirs: Tensor) -> Tensor:
+    """Task by task: run by run where both have the same number, else of their means over runs."""
+    return own - theirs if len(own) == len(theirs) else own.mean(0) - theirs.mean(0)
 
 
 def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
@@ -85,8 +86,8 @@ def table(rows: Rows, kept: Dict[str, Dict[str, Interval]]) -> str:
         own, twin, eces = kept.get(row, {}), runs[0]["twin"], [run["r_ece"] for run in runs]
         lines.append("| " + " | ".join([
             runs[0]["title"],
-            shown(own.get("mse")),
-            shown(own.get("nll")),
+            shown(own.get("mse")) or f"{average(runs, 'mse'):.3f}",
+            shown(own.get("nll")) or f"{average(runs, 'nll'):.3f}",
             f"{average(runs, 'r_ece'):.4f} ({min(eces):.4f} to {max(eces):.4f})",
             shown(own.get("mse - ridge"), sign="+"),
             shown(own.get(f"mse - {twin}"), sign="+"),
