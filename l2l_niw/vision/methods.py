@@ -1,6 +1,7 @@
 """The methods: what each makes of a task, with the same backbone."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Callable, Dict, Optional, Tuple
 
@@ -37,7 +38,7 @@ def backbone(config: Config) -> Tuple[nn.Module, int]:
     return nn.Sequential(base, nn.Flatten()), config.filters * (side // 16) ** 2
 
 
-class Method:
+class Method(ABC):
     """
     **Description**
 
@@ -49,11 +50,11 @@ class Method:
 
     module: nn.Module
 
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]: ...
 
-    def log_probabilities(self, task: Tasks) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def log_probabilities(self, task: Tasks) -> Tensor: ...
 
 
 class Swap(Method):
