@@ -4,6 +4,12 @@ import numpy as np
 from PIL import Image
 
 from l2l_niw.data import images
+from l2l_niw.vision import Config
+
+SMALL = Config(
+    ways=3, queries=2, train_queries=2, filters=4, iterations=4, meta_batch=2, steps=2, inner_lr=0.05, samples=2,
+    validations=2, validation_tasks=3, test_tasks=12,
+)  # fmt: skip
 
 
 def draw(folder, classes, each, shape, seed=0):
