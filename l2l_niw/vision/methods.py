@@ -31,11 +31,18 @@ SHAPES = {
 OWN = ("lr", "inner_lr", "steps", "temperature")  # what methods may differ in
 
 
+class ChannelsLast(nn.Module):
+    """The same images in the order of memory that convolutions on a CPU are about twice as fast in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.channels_last)  # with one channel `contiguous` would change nothing
+
+
 def backbone(config: Config) -> Tuple[nn.Module, int]:
     """learn2learn's Conv-4 and the number of its features. BatchNorm takes the batch's statistics, as in MAML."""
     channels, side = SHAPES[config.dataset]
     base = batch_statistics(l2l.vision.models.ConvBase(hidden=config.filters, channels=channels, max_pool=True))
-    return nn.Sequential(base, nn.Flatten()), config.filters * (side // 16) ** 2
+    return nn.Sequential(ChannelsLast(), base, nn.Flatten()), config.filters * (side // 16) ** 2
 
 
 class Method(ABC):
