@@ -19,8 +19,9 @@ EPILOG = """\
 
 def add_config(parser: argparse.ArgumentParser, without: tuple = ()) -> None:
     """An option for every field of `Config`."""
+    from l2l_niw.vision.backbone import SHAPES
     from l2l_niw.vision.config import Config
-    from l2l_niw.vision.methods import METHODS, SHAPES
+    from l2l_niw.vision.methods import METHODS
 
     choices = {"method": list(METHODS), "dataset": list(SHAPES)}
     for field in fields(Config):

@@ -8,7 +8,7 @@ from l2l_niw.vision import Config
 
 SMALL = Config(
     ways=3, queries=2, train_queries=2, filters=4, iterations=4, meta_batch=2, steps=2, inner_lr=0.05, samples=2,
-    validations=2, validation_tasks=3, test_tasks=12,
+    validations=2, validation_tasks=3, scaling_tasks=12, test_tasks=12,
 )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from l2l_niw.data import Tasks
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError
 from l2l_niw.special_cases import maml
-from l2l_niw.vision import METHODS, Config, build, evaluate, runs, train
-from l2l_niw.vision.methods import backbone, complete
+from l2l_niw.vision import METHODS, Config, backbone, build, evaluate, runs, train
+from l2l_niw.vision.backbone import Backbone, start_of
+from l2l_niw.vision.methods import complete
 
 import learn2learn as l2l
 
@@ -52,8 +53,8 @@ def test_maml_is_learn2learn_s_own_loop():
     config = replace(SMALL, method="maml", seed=3)
     method = build(config)
     torch.manual_seed(3)
-    body, features = backbone(config)
-    maml = l2l.algorithms.MAML(nn.Sequential(body, nn.Linear(features, 3)), lr=0.05)
+    body = Backbone(config)
+    maml = l2l.algorithms.MAML(nn.Sequential(body, nn.Linear(body.features, 3)), lr=0.05)
     x, y, x_query, y_query = task = random_task()
     learner = maml.clone()
     for _ in range(2):
@@ -138,6 +139,42 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(name, data, tmp_path, mon
     drop = [[line.split(",")[:1] + line.split(",")[2:] for line in each] for each in lines]  # all but the seconds
     assert drop[0] == drop[1]
     assert len(log) == 2
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of torch's."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "hub" / "l2l_niw"
+
+
+def test_pretraining_tells_the_training_classes_apart(data, cache):
+    """Its features are worth more to a nearest-centroid classifier than those of a random network."""
+    config = complete(replace(SMALL, method="protonet", pretraining=15))
+    tasks = runs.tasksets_of(config, data).train
+    accuracies = []
+    for start in (None, start_of(config, data)):
+        method = build(config)
+        if start is not None:
+            method.backbone.load_state_dict(start)
+        found, y = runs.predictions(method, tasks, 100)
+        accuracies.append((found.argmax(-1) == y).double().mean())
+    assert accuracies[1] > accuracies[0] + 0.1
+
+
+def test_every_method_begins_with_the_same_pretrained_backbone_which_is_made_once(data, cache, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(runs.Training, "step", lambda self, tasks: begun.append(self) or 1 / 0)
+    for name in ("maml", "anil", "reptile", "protonet", "niw", "niw-ncc"):
+        with pytest.raises(ZeroDivisionError):
+            train(replace(SMALL, method=name, pretraining=1), tmp_path / name, data)
+        monkeypatch.setattr(backbone, "pretrain", None)  # a second one would fail
+    start = start_of(replace(SMALL, pretraining=1))
+    for training in begun:
+        own = training.method.backbone.state_dict()
+        assert own.keys() == start.keys()
+        assert all(torch.equal(own[key], start[key]) for key in start)
+    assert [path.suffix for path in cache.iterdir()] == [".safetensors"]
 
 
 def test_a_finished_run_is_not_trained_again_and_another_s_folder_is_refused(data, tmp_path, monkeypatch):

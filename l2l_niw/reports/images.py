@@ -16,8 +16,8 @@ from l2l_niw.vision.methods import METHODS, OWN
 from l2l_niw.vision.runs import read_log
 
 COMMON = (
-    "dataset", "ways", "shots", "queries", "train_queries", "filters", "iterations", "meta_batch", "validations",
-    "validation_tasks", "test_tasks",
+    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "iterations", "meta_batch",
+    "validations", "validation_tasks", "scaling_tasks", "test_tasks",
 )  # fmt: skip
 
 

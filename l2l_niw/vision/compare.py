@@ -12,6 +12,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
+from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS, OWN, complete
 from l2l_niw.vision.runs import read_log
@@ -61,6 +62,9 @@ def run_all(
                 return f"{' '.join(line)} failed:\n{done.stderr.strip()}"
         return None
 
+    for config, _ in waiting:
+        if config.pretraining:
+            start_of(config, root)  # here, or runs at the same time would each make it
     tqdm = require("tqdm", "examples").tqdm
     with ThreadPoolExecutor(jobs) as pool:
         results = tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs")

@@ -35,6 +35,7 @@ class Config:
     queries: int = option(15, "query images of a class, at validation and test")
     train_queries: int = option(5, "query images of a class, in training")
     filters: int = option(32, "of each of the four convolutions")
+    pretraining: int = option(0, "epochs of telling all training classes apart, which the backbone has had before")
     iterations: int = option(2000, "batches of training")
     meta_batch: int = option(4, "tasks a batch")
     lr: Optional[float] = option(None, "Adam's learning rate, which ends at 0 on a cosine")
@@ -44,16 +45,18 @@ class Config:
     temperature: Optional[float] = option(None, "of NIW's chains")
     validations: int = option(10, "looks at the validation tasks on the way")
     validation_tasks: int = option(100, "tasks of such a look")
-    test_tasks: int = option(1000, "tasks of the test, and of the validation that the temperature scaling is fitted on")
+    scaling_tasks: int = option(300, "validation tasks that the temperature scaling is fitted on")
+    test_tasks: int = option(1000, "tasks of the test")
     seed: int = option(0, "of initial weights and training tasks")
 
     def __post_init__(self):
         for name in ("ways", "shots", "queries", "train_queries", "filters", "meta_batch", "samples", "iterations"):
             check_number(name, getattr(self, name), 1, whole=True)
-        for name in ("validations", "validation_tasks"):
+        for name in ("validations", "validation_tasks", "scaling_tasks"):
             check_number(name, getattr(self, name), 1, whole=True)
         check_number("test_tasks", self.test_tasks, 2, whole=True)  # an interval needs two
-        check_number("seed", self.seed, 0, whole=True)
+        for name in ("seed", "pretraining"):
+            check_number(name, getattr(self, name), 0, whole=True)
         for name in ("lr", "inner_lr"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, strict=True)

@@ -14,35 +14,12 @@ from l2l_niw.data import Tasks
 from l2l_niw.episodic import EpisodicModel
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge
-from l2l_niw.models import batch_statistics
 from l2l_niw.niw import NIW
 from l2l_niw.special_cases import reptile, reptile_objective
+from l2l_niw.vision.backbone import SHAPES, Backbone
 from l2l_niw.vision.config import Config
 
-SHAPES = {
-    "omniglot": (1, 28),
-    "cifarfs": (3, 32),
-    "fc100": (3, 32),
-    "mini-imagenet": (3, 84),
-    "tiered-imagenet": (3, 84),
-}
-
-
 OWN = ("lr", "inner_lr", "steps", "temperature")  # what methods may differ in
-
-
-class ChannelsLast(nn.Module):
-    """The same images in the order of memory that convolutions on a CPU are about twice as fast in."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone(memory_format=torch.channels_last)  # with one channel `contiguous` would change nothing
-
-
-def backbone(config: Config) -> Tuple[nn.Module, int]:
-    """learn2learn's Conv-4 and the number of its features. BatchNorm takes the batch's statistics, as in MAML."""
-    channels, side = SHAPES[config.dataset]
-    base = batch_statistics(l2l.vision.models.ConvBase(hidden=config.filters, channels=channels, max_pool=True))
-    return nn.Sequential(ChannelsLast(), base, nn.Flatten()), config.filters * (side // 16) ** 2
 
 
 class Method(ABC):
@@ -56,6 +33,10 @@ class Method(ABC):
     """
 
     module: nn.Module
+
+    @property
+    def backbone(self) -> Backbone:
+        return next(part for part in self.module.modules() if isinstance(part, Backbone))
 
     @abstractmethod
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]: ...
@@ -170,8 +151,8 @@ def readout(make: Callable) -> Callable:
     """A method of a classifier with a linear readout."""
 
     def made(config: Config) -> Method:
-        body, features = backbone(config)
-        return make(body, nn.Linear(features, config.ways), config)
+        body = Backbone(config)
+        return make(body, nn.Linear(body.features, config.ways), config)
 
     return made
 
@@ -180,8 +161,8 @@ def head(make: Callable) -> Callable:
     """A head by itself."""
 
     def made(config: Config) -> Method:
-        body, features = backbone(config)
-        return Episodic(EpisodicModel(body, make(features)))
+        body = Backbone(config)
+        return Episodic(EpisodicModel(body, make(body.features)))
 
     return made
 
@@ -194,8 +175,8 @@ def niw_head(make: Callable) -> Callable:
     """A head under NIW."""
 
     def made(config: Config) -> Method:
-        body, features = backbone(config)
-        return Episodic(niw(EpisodicModel(body, make(features)), config), config.steps, config.samples)
+        body = Backbone(config)
+        return Episodic(niw(EpisodicModel(body, make(body.features)), config), config.steps, config.samples)
 
     return made
 

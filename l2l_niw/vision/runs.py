@@ -19,6 +19,7 @@ from l2l_niw import calibration
 from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, require
+from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config, write
 from l2l_niw.vision.methods import Method, build, complete
 
@@ -34,7 +35,7 @@ def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = F
         config.shots,
         config.queries,
         train_queries=config.train_queries,
-        test_tasks=max(config.test_tasks, config.validation_tasks),
+        test_tasks=max(config.test_tasks, config.validation_tasks, config.scaling_tasks),
         root=root,
         seed=config.seed,
         download=download,
@@ -195,6 +196,8 @@ def train(
     config.save(folder)
     if (folder / "checkpoint.pt").exists():
         training.restore(folder)
+    elif config.pretraining:
+        training.method.backbone.load_state_dict(start_of(config, root, download))
     tqdm = require("tqdm", "examples").tqdm
     bar = tqdm(total=config.iterations, initial=training.done, desc=f"{config.method}, seed {config.seed}")
     marks = {round(config.iterations * (k + 1) / config.validations) for k in range(config.validations)}
@@ -259,7 +262,7 @@ def evaluate(
         method.samples, name = samples, f"-samples-{samples}"
     tasksets, title = tasksets_of(config, root), f"{config.method}, seed {config.seed}"
     torch.manual_seed(config.seed)
-    validation, y = predictions(method, tasksets.validation, config.test_tasks, f"{title}: validation")
+    validation, y = predictions(method, tasksets.validation, config.scaling_tasks, f"{title}: validation")
     try:
         temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
     except ArgumentError:  # all right, or no better than chance
