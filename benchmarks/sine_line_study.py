@@ -18,42 +18,71 @@ from pathlib import Path
 import torch
 from processes import machine, publish
 from regression.niw import NIWMethod
+from regression.rows import GGN
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, start_again, train
 
+from l2l_niw.errors import NIWError
+
 RESULTS = Path(__file__).parent / "results" / "sine_line_study"
 BASE = {"steps": 5, "burn_in": 4, "samples": 10, "n0": None}
+NETWORKS = [1, 2, 5, 10, 30]  # of a prediction, of a network that is trained once
 VALUES = {
     "steps": [1, 2, 3, 5, 8],  # with a burn-in of all but the last
     "burn_in": [0, 2, 3, 4],
     "n0": [1.0, 100.0, 10_000.0],
-    "samples": [1, 2, 5, 10, 30],  # of a network that is trained once
+    "samples": NETWORKS,
+    "samples_ggn": NETWORKS,
 }
-TITLES = {"steps": "Langevin steps", "burn_in": "burn-in, of 5 steps", "n0": "n_0 at first", "samples": "networks"}
+TITLES = {
+    "steps": "Langevin steps",
+    "burn_in": "burn-in, of 5 steps",
+    "n0": "n_0 at first",
+    "samples": "networks",
+    "samples_ggn": "networks, ggn",
+}
 
 
 def settings(name, value):
-    changed = {**BASE, name: value}
-    return {**changed, "burn_in": changed["steps"] - 1} if name == "steps" else changed
+    if name == "steps":
+        return {**BASE, "steps": value, "burn_in": value - 1}
+    return {**BASE, **GGN, "samples": value} if name == "samples_ggn" else {**BASE, name: value}
 
 
 def trainings():
-    """Every distinct setting that has to be trained."""
+    """Every setting that has to be trained: not one for each number of networks."""
     found = [settings(name, value) for name in ("steps", "burn_in", "n0") for value in VALUES[name]]
-    return [s for i, s in enumerate(found) if s not in found[:i]]
+    return [s for i, s in enumerate(found) if s not in found[:i]] + [settings("samples_ggn", BASE["samples"])]
 
 
 def run(chosen, seed, budget, test_tasks, built):
     torch.manual_seed(seed)
     fresh = NIWMethod("bayesian-ridge", lr=0.003, **chosen)
     method = start_again(built.setdefault("method", fresh), fresh)
-    curve, seconds = train(method, 0.004, budget, seed, title=f"{chosen}, seed {seed}")
+    about = {"seed": seed, "budget": budget}
+    try:
+        _, seconds = train(method, 0.004, budget, seed, title=f"{chosen}, seed {seed}")
+    except (RuntimeError, NIWError) as error:  # a setting under which chains fly off is a finding too
+        yield {"settings": chosen, **about, "error": str(error).splitlines()[0]}
+        return
     tasks = tasks_of("validation", test_tasks)
-    for samples in VALUES["samples"] if chosen == BASE else [chosen["samples"]]:
+    for samples in NETWORKS if chosen in (BASE, {**BASE, **GGN}) else [chosen["samples"]]:
         method.samples = samples
         found = summary(*score(method.predict, tasks))
         del found["reliability"]
-        yield {"settings": {**chosen, "samples": samples}, "seed": seed, "budget": budget, "seconds": seconds, **found}
+        yield {"settings": {**chosen, "samples": samples}, **about, "seconds": seconds, **found}
+
+
+def line(found, failed):
+    """A row of the table: its runs that came to an end, and how many did not."""
+    if not found:
+        return f"{failed} diverged | | |"
+    shown = []
+    for metric in ("mse", "nll"):
+        numbers = [f[metric] for f in found]
+        shown.append(f"{sum(numbers) / len(numbers):.3f} ({min(numbers):.3f} to {max(numbers):.3f})")
+    ece, seconds = (sum(f[key] for f in found) / len(found) for key in ("r_ece", "seconds"))
+    return " | ".join(shown) + f"{f', {failed} diverged' if failed else ''} | {ece:.4f} | {seconds:.0f}"
 
 
 def report(results):
@@ -69,17 +98,10 @@ def report(results):
     points = {}
     for name, values in VALUES.items():
         for value in values:
-            found = by_setting.get(json.dumps(settings(name, value), sort_keys=True))
-            if not found:
-                continue
-            points[name, value] = found
-            shown = []
-            for metric in ("mse", "nll"):
-                numbers = [f[metric] for f in found]
-                mean = sum(numbers) / len(numbers)
-                shown.append(f"{mean:.3f} ({min(numbers):.3f} to {max(numbers):.3f})")
-            ece, seconds = (sum(f[key] for f in found) / len(found) for key in ("r_ece", "seconds"))
-            lines.append(f"| {TITLES[name]} | {value:g} | {' | '.join(shown)} | {ece:.4f} | {seconds:.0f} |")
+            found = by_setting.get(json.dumps(settings(name, value), sort_keys=True), [])
+            points[name, value] = finished = [f for f in found if "error" not in f]
+            if found:
+                lines.append(f"| {TITLES[name]} | {value:g} | {line(finished, len(found) - len(finished))} |")
     plot(points, results / "study.png")
     notes, seeds = results / "notes.md", len({found["seed"] for found in runs})
     text = [
@@ -101,7 +123,7 @@ def plot(points, path):
 
     figure, axes = plt.subplots(2, len(VALUES), figsize=(3.6 * len(VALUES), 5.5), sharey="row")
     for column, (name, values) in zip(axes.T, VALUES.items()):
-        known = [value for value in values if (name, value) in points]
+        known = [value for value in values if points[name, value]]
         for axis, metric in zip(column, ("mse", "nll")):
             for value in known:
                 axis.plot(
@@ -110,7 +132,7 @@ def plot(points, path):
             means = [sum(f[metric] for f in points[name, v]) / len(points[name, v]) for v in known]
             axis.plot(known, means, "C0-")
             axis.set_ylabel(metric.upper() if name == "steps" else "")
-            if name in ("n0", "samples"):
+            if name not in ("steps", "burn_in"):
                 axis.set_xscale("log")
         column[1].set_xlabel(TITLES[name])
     figure.tight_layout()
