@@ -68,8 +68,8 @@ def difference(own: Tensor, theirs: Tensor) -> Tensor:
 def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
     if interval is None:
         return ""
-    mean, low, high = interval
-    return f"{mean:{sign}.{digits}f} ({low:{sign}.{digits}f} to {high:{sign}.{digits}f})"
+    mean, low, high = (f"{x:{sign}.{digits}f}" if abs(x) < 1e4 else f"{x:{sign}.1e}" for x in interval)
+    return f"{mean} ({low} to {high})"
 
 
 def average(runs: List[dict], key: str) -> float:
@@ -102,9 +102,12 @@ def table(rows: Rows, kept: Dict[str, Dict[str, Interval]]) -> str:
 def plot(rows: Rows, path: Path) -> None:
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
-    figure, (curves, calibration) = pyplot.subplots(1, 2, figsize=(13, 5))
-    for i, (row, runs) in enumerate(rows.items()):
-        style = {"color": f"C{i % 10}", "ls": "-" if row.startswith("niw") else "--", "lw": 1.2}
+    figure, (curves, calibration) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")
+    heads = list(dict.fromkeys(runs[0]["twin"] or row for row, runs in rows.items()))
+    colours = pyplot.get_cmap("tab10" if len(heads) <= 10 else "tab20")
+    for row, runs in rows.items():
+        line = (":" if row.endswith("ggn") else "-") if row.startswith("niw") else "--" if row in heads else "-."
+        style = {"color": colours(heads.index(runs[0]["twin"] or row)), "ls": line, "lw": 1.3}
         curve = np.mean([run["curve"] for run in runs], 0)
         x = np.linspace(0, runs[0]["budget"], len(curve) + 1)[1:]
         curves.plot(x, curve, label=runs[0]["title"], **style)
@@ -114,8 +117,7 @@ def plot(rows: Rows, path: Path) -> None:
     curves.set(xlabel="batches of tasks", ylabel="training: query NLL", ylim=(0.2, 3.0))
     calibration.axhline(0, color="k", lw=0.8)
     calibration.set(xlabel="level p", ylabel="fraction of targets below the p-quantile, minus p")
-    calibration.legend(fontsize=7, ncol=2)
-    figure.tight_layout()
+    figure.legend(*calibration.get_legend_handles_labels(), fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
