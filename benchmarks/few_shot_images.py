@@ -25,37 +25,39 @@ from l2l_niw.vision.compare import compare, run_all
 from l2l_niw.vision.runs import read_log
 
 RESULTS = Path(__file__).parent / "results" / "images"
+BUDGET = {"pretraining": 10, "iterations": 400, "validations": 4, "validation_tasks": 50, "samples": 5}
 COLUMNS = {
-    "omniglot-20-1": Config(dataset="omniglot", ways=20, shots=1, queries=5, train_queries=2, iterations=1000),
-    "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, iterations=2000),
-    "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, iterations=2000),
+    "omniglot-20-1": Config(dataset="omniglot", ways=20, shots=1, queries=5, train_queries=2, **BUDGET),
+    "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, **BUDGET),
+    "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, **BUDGET),
 }
-TRIAL = 5  # a trial of the search has this part of the iterations
+TRIAL = 4  # a trial of the search has this part of the iterations
 TUNING_SEED = 100
-OUTER = (0.001, 0.003, 0.006, 0.01)  # learning rates of what has no inner one
-TWO = (0.002, 0.005)
-INNER = {"maml": (0.1, 0.4), "fomaml": (0.1, 0.4), "anil": (0.1, 0.4), "reptile": (0.05, 0.2), "niw": (0.1, 0.4)}
-SMALL = (0.003, 0.03)  # inner learning rates of NIW with a head that solves for its classes
+OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
+TWO = (0.001, 0.003)
+READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
+SOLVED = (0.01, 0.1)  # of NIW with a head that solves for its classes
+INNER = {**dict.fromkeys(("maml", "fomaml", "anil", "niw"), READOUT), "reptile": (0.05, 0.2)}
 
 
 def space(method):
     """Four settings, whatever the method."""
     if METHODS[method].inner_lr is None:
         return [{"lr": lr} for lr in OUTER]
-    return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER.get(method, SMALL))]
+    return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER.get(method, SOLVED))]
 
 
 def trials(column, method, results):
     """[(settings, config, folder)] of the search."""
     base = COLUMNS[column]
     base = replace(base, method=method, seed=TUNING_SEED, iterations=base.iterations // TRIAL, validations=1)
-    base = replace(base, validation_tasks=200)
+    base = replace(base, validation_tasks=100)
     folder = results / column / "search"
     return [(own, replace(base, **own), folder / f"{method}-{i}") for i, own in enumerate(space(method))]
 
 
 def search(column, methods, data, jobs, results):
-    """Runs all trials, and writes every method's settings with the highest validation accuracy, and what all had."""
+    """Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had."""
     everything = {method: trials(column, method, results) for method in methods}
     failures = run_all([trial[1:] for own in everything.values() for trial in own], data, jobs, test=False)
     path = results / column / "settings.json"
@@ -64,13 +66,13 @@ def search(column, methods, data, jobs, results):
         lines = []
         for settings, _, folder in own:
             if folder in failures:  # a setting that diverges is one of the method's trials too
-                lines.append({**settings, "validation_accuracy": 0.0, "error": failures[folder].splitlines()[-1]})
+                lines.append({**settings, "validation_nll": None, "error": failures[folder].splitlines()[-1]})
             else:
                 lines.append({**settings, **read_log(folder)[-1]})
-        if len(failures.keys() & {folder for *_, folder in own}) == len(own):
+        finished = [i for i, line in enumerate(lines) if "error" not in line]
+        if not finished:
             raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
-        best = max(range(len(lines)), key=lambda i: lines[i]["validation_accuracy"])
-        chosen[method] = own[best][0]
+        chosen[method] = own[min(finished, key=lambda i: lines[i]["validation_nll"])][0]
         (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
     path.write_text(json.dumps(chosen, indent=1) + "\n")
 

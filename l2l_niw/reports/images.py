@@ -179,8 +179,8 @@ def report(folder: Path) -> str:
         table(methods, kept),
         f"Every method: {budget}; "
         "learn2learn's Conv-4, Adam on a cosine. BatchNorm takes the statistics of the support and of the query, "
-        "each by itself, as in MAML: all methods are transductive. MetaQDA is trained with its backbone, from the "
-        "start. Accuracy: mean and 95% interval over test tasks and seeds; the difference to the same network "
+        "each by itself, as in MAML: all methods are transductive. MetaQDA is trained together with its "
+        "backbone. Accuracy: mean and 95% interval over test tasks and seeds; the difference to the same network "
         "without NIW is paired, task by task. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
         "after temperature scaling, fitted on validation tasks. Seconds and memory are of training, in a process "
         "of one thread.",

@@ -189,6 +189,12 @@ def ridge_head(features: int) -> Ridge:
     return Ridge(lam=1.0, learn_lam=True, scale=5.0)
 
 
+def qda_head(features: int, inference: str = "bayesian") -> MetaQDA:
+    """Classes start wide beside the backbone's features, so that logits start small."""
+    spread = 10.0 * features if inference == "bayesian" else 30.0 * (2 * features + 4)
+    return MetaQDA(features, inference, spread=spread)
+
+
 @dataclass(frozen=True)
 class Spec:
     """
@@ -234,8 +240,8 @@ METHODS: Dict[str, Spec] = {
     ),
     "protonet": Spec("ProtoNet", head(protonet_head)),
     "ridge": Spec("ridge (R2D2)", head(ridge_head)),
-    "metaqda-map": Spec("MetaQDA, MAP", head(lambda features: MetaQDA(features, "map"))),
-    "metaqda": Spec("MetaQDA, Bayesian", head(lambda features: MetaQDA(features))),
+    "metaqda-map": Spec("MetaQDA, MAP", head(lambda features: qda_head(features, "map"))),
+    "metaqda": Spec("MetaQDA, Bayesian", head(qda_head)),
     "niw": Spec(
         "NIW, linear",
         readout(lambda body, linear, c: Swap(niw(nn.Sequential(body, linear), c), c.steps, c.samples)),
@@ -246,6 +252,7 @@ METHODS: Dict[str, Spec] = {
     ),
     "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), 0.003, 0.01, 3, 1e-4, "protonet"),
     "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), 0.003, 0.01, 3, 1e-4, "ridge"),
+    "niw-qda": Spec("NIW, MetaQDA", niw_head(qda_head), 0.003, 0.01, 3, 1e-4, "metaqda"),
 }
 
 
