@@ -11,6 +11,14 @@ settings.register_profile("l2l_niw", deadline=None, derandomize=True)
 settings.load_profile("l2l_niw")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """What is kept in torch's cache does not outlive the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_HOME", str(tmp_path_factory.mktemp("torch")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

@@ -37,6 +37,27 @@ def test_cifarfs_has_the_pictures_that_learn2learn_s_loader_gives(split, cifarfs
         assert label == found.labels[i]
 
 
+def test_pictures_are_opened_once_until_one_of_them_changes(cifarfs, monkeypatch):
+    opened = []
+    read = images.read_files
+    monkeypatch.setattr(images, "read_files", lambda files, *rest: opened.append(len(files)) or read(files, *rest))
+
+    def load():
+        images._read.cache_clear()
+        return load_images("cifarfs", "test", cifarfs)
+
+    first, again = load(), load()
+    assert opened == [18]
+    assert torch.equal(first.pixels, again.pixels)
+    assert torch.equal(first.labels, again.labels)
+    white = np.full((32, 32, 3), 255, dtype=np.uint8)
+    Image.fromarray(white).save(cifarfs / "cifarfs" / "processed" / "test" / "bee" / "0.png")
+    changed = load()
+    assert opened == [18, 18]
+    assert changed.pixels[6].eq(255).all()
+    assert torch.equal(changed.pixels[7:], first.pixels[7:])
+
+
 def test_fc100_is_read_from_learn2learn_s_pickle_and_from_folders(tmp_path):
     data = np.random.default_rng(0).integers(256, size=(6, 32, 32, 3), dtype=np.uint8)
     (tmp_path / "FC100_val.pickle").write_bytes(pickle.dumps({"data": data, "labels": [7, 3, 3, 7, 9, 9]}))

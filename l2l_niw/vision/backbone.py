@@ -1,6 +1,5 @@
 """The network that all methods share, and where its weights may begin: telling all training classes apart."""
 
-import os
 from pathlib import Path
 from typing import Dict, Union
 
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from l2l_niw.data.images import load_images
 from l2l_niw.errors import require
+from l2l_niw.kept import kept
 from l2l_niw.models import batch_statistics
 from l2l_niw.vision.config import Config
 
@@ -71,15 +71,8 @@ def start_of(config: Config, root: Union[str, Path, None] = None, download: bool
     """
     **Description**
 
-    The weights that `pretrain` comes to. They are kept in torch's cache (the variable TORCH_HOME), so that runs which
-    differ in something else begin with the same ones, and wait for them once.
+    The weights that `pretrain` comes to, kept: runs which differ in something else begin with the same ones, and wait
+    for them once.
     """
-    safetensors = require("safetensors.torch", "vision")
-    name = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}.safetensors"
-    path = Path(torch.hub.get_dir()) / "l2l_niw" / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        safetensors.save_file(pretrain(config, root, download).state_dict(), new)
-        new.replace(path)
-    return safetensors.load_file(path)
+    name = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}"
+    return kept(name, lambda: pretrain(config, root, download).state_dict())

@@ -182,7 +182,7 @@ def niw_head(make: Callable) -> Callable:
 
 
 def protonet_head(features: int) -> NearestCentroid:
-    return NearestCentroid("euclidean", scale=1.0 / features, learn_scale=True)
+    return NearestCentroid("euclidean", scale=5.0 / features, learn_scale=True)
 
 
 def ridge_head(features: int) -> Ridge:
