@@ -49,6 +49,18 @@ def test_every_method_trains_and_is_scored(name, data, tmp_path):
     assert (tmp_path / "log.csv").read_text().count("\n") == 3
 
 
+@pytest.mark.parametrize("name", ["niw-ncc", "niw-ridge", "niw-qda"])
+def test_with_two_shots_inner_steps_predict_each_image_from_the_others(name):
+    model = build(replace(SMALL, method=name, shots=2)).module.module
+    x, y = torch.randn(6, 3, 32, 32), torch.arange(3).repeat(2)
+    features = model.features(x)
+    losses = []
+    for i in range(6):
+        rest = torch.arange(6) != i
+        losses.append(model.head.head(features[rest], y[rest], features[i : i + 1]).nll(y[i : i + 1]))
+    torch.testing.assert_close(model(x, y).nll(y), torch.stack(losses).mean())
+
+
 def test_maml_is_learn2learn_s_own_loop():
     config = replace(SMALL, method="maml", seed=3)
     method = build(config)

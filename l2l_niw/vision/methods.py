@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from l2l_niw.data import Tasks
 from l2l_niw.episodic import EpisodicModel
 from l2l_niw.errors import ArgumentError
-from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge
+from l2l_niw.heads import LeaveOneOut, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.niw import NIW
 from l2l_niw.special_cases import reptile, reptile_objective
 from l2l_niw.vision.backbone import SHAPES, Backbone
@@ -172,11 +172,13 @@ def niw(model: nn.Module, config: Config) -> NIW:
 
 
 def niw_head(make: Callable) -> Callable:
-    """A head under NIW."""
+    """A head under NIW. With two shots or more inner steps predict each support image from the others."""
 
     def made(config: Config) -> Method:
         body = Backbone(config)
-        return Episodic(niw(EpisodicModel(body, make(body.features)), config), config.steps, config.samples)
+        own = make(body.features)
+        model = EpisodicModel(body, own if config.shots == 1 else LeaveOneOut(own))
+        return Episodic(niw(model, config), config.steps, config.samples)
 
     return made
 
