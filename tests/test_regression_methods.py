@@ -249,17 +249,42 @@ def test_a_trial_that_diverges_is_written_down_and_not_chosen(tmp_path, monkeypa
     assert sine_line.settings_of("ridge", tmp_path) == {"outer_lr": 0.008}
 
 
-def test_the_study_trains_each_setting_once_and_draws_all_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(sine_line_study, "VALUES", {"steps": [1, 2], "burn_in": [0], "n0": [3.0], "samples": [1, 2]})
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A small one, and its table."""
+    values = {"steps": [1, 2], "burn_in": [0], "n0": [3.0], "samples": [1, 2], "samples_ggn": [1, 2]}
+    monkeypatch.setattr(sine_line_study, "NETWORKS", [1, 2])
+    monkeypatch.setattr(sine_line_study, "VALUES", values)
     monkeypatch.setattr(sine_line_study, "BASE", {"steps": 2, "burn_in": 1, "samples": 2, "n0": None})
     monkeypatch.setattr(sine_line_study, "NIWMethod", lambda *a, **options: NIWMethod(*a, **options, compile=False))
     arguments = ["--budget", "2", "--test-tasks", "20", "--seeds", "0", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["sine_line_study.py", *arguments])
-    sine_line_study.main()
+
+    def call():
+        sine_line_study.main()
+        return (tmp_path / "README.md").read_text()
+
+    return call
+
+
+def test_the_study_trains_each_setting_once_and_draws_all_of_them(study, tmp_path, monkeypatch):
+    table = study()
     runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert len(runs) == 5  # two of the base, with one network and with two
-    table = (tmp_path / "README.md").read_text()
+    assert len(runs) == 7  # two of the base and two of ggn, with one network and with two
     assert table.count("| networks |") == 2
+    assert table.count("| networks, ggn |") == 2
     monkeypatch.setattr(sine_line_study, "run", lambda *a: pytest.fail("it was run again"))
-    sine_line_study.main()
+    study()
     assert (tmp_path / "study.png").exists()
+
+
+def test_a_setting_of_the_study_that_diverges_is_shown_as_such(study, monkeypatch):
+    def train(method, *rest, **options):
+        if method.niw.options.burn_in == 0:
+            raise RuntimeError("it diverged")
+        return [1.0], 0.5
+
+    monkeypatch.setattr(sine_line_study, "train", train)
+    table = study()
+    assert "| burn-in, of 5 steps | 0 | 1 diverged |" in table
+    assert table.count("diverged") == 2  # one step has no burn-in either
