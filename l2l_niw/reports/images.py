@@ -133,12 +133,14 @@ def table(methods: Dict[str, List[Run]], kept: Dict[str, Dict[str, Interval]]) -
 
 
 def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
-    """Validation accuracy and NLL on the way, means over seeds: whether methods had converged."""
+    """Validation accuracy and NLL on the way, means over seeds: whether methods had converged. Twins share a colour."""
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 5))
-    for i, (name, runs) in enumerate(methods.items()):
-        style = {"color": f"C{i % 10}", "ls": "-" if name.startswith("niw") else "--", "label": METHODS[name].title}
+    colours = {name: f"C{i}" for i, name in enumerate(n for n, spec in METHODS.items() if spec.twin is None)}
+    for name, runs in methods.items():
+        colour = colours[METHODS[name].twin or name]
+        style = {"color": colour, "ls": "-" if name.startswith("niw") else "--", "label": METHODS[name].title}
         x = [line["iteration"] for line in runs[0].log]
         for ax, key in zip(axes, ("validation_accuracy", "validation_nll")):
             ax.plot(x, np.mean([[line[key] for line in run.log] for run in runs], 0), **style)
