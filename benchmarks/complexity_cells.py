@@ -57,6 +57,7 @@ METHODS = [
     *(f"{m}-{k}" for m in ("maml", "higher", "fo-maml") for k in STEPS),
     "reptile-5",
     *(f"niw-{k}" for k in (1, 2, 3, 5, 50)),
+    *(f"niw-readout-{k}" for k in (1, 5, 50)),
     "niw-ggn-5",
     *(f"niw-paper-{k}" for k in (2, 5)),
     *(f"niw-batch-{k}" for k in (2, 5)),
@@ -124,10 +125,11 @@ def higher_of(model, steps, loss):
 
 
 def niw_of(network, name, steps, model, loss):
+    """`niw-readout` has the readout's second derivatives, as by default; the others are of first order."""
     burn_in = min(2, steps - 1)
     if name in ("niw-batch", "niw-compiled"):
         size = BATCH.get(network, 2)
-        niw = NIW(batch_statistics(model), lr=0.01, burn_in=burn_in)
+        niw = NIW(batch_statistics(model), lr=0.01, first_order=True, burn_in=burn_in)
         episodes = Episodes(
             niw, lambda net, x, y: loss(net(x), y), steps=steps, memory=2**32, compile=name == "niw-compiled"
         )
@@ -151,7 +153,8 @@ def niw_of(network, name, steps, model, loss):
 
         return niw, run_paper, 1
     likelihood = "gaussian" if loss is F.mse_loss else "categorical"
-    niw = NIW(model, lr=0.01, burn_in=burn_in, curvature=GGN(likelihood) if name == "niw-ggn" else "sgld")
+    curvature = GGN(likelihood) if name == "niw-ggn" else "sgld"
+    niw = NIW(model, lr=0.01, first_order=name != "niw-readout", burn_in=burn_in, curvature=curvature)
 
     def run(support, query):
         learner = niw.clone()

@@ -16,7 +16,8 @@ LINES = {
     "maml": ("MAML (learn2learn)", "C0"),
     "higher": ("MAML (higher)", "C1"),
     "fo-maml": ("first-order MAML", "C2"),
-    "niw": ("NIW", "C3"),
+    "niw-readout": ("NIW", "C3"),
+    "niw": ("NIW, first order", "C5"),
     "niw-paper": ("NIW, chain on support and query", "C4"),
 }
 
@@ -77,12 +78,16 @@ def goals(cells):
         return {network: pair(arguments[0], network, *arguments[1:]) for network in networks}
 
     rows = [
-        ("NIW / first-order MAML, 5 steps: time", 1.10, by_network(NETWORKS, "time", "niw-5", "fo-maml-5")),
+        ("first-order NIW / first-order MAML, 5 steps: time", 1.10, by_network(NETWORKS, "time", "niw-5", "fo-maml-5")),
         ("the same: memory", 1.05, by_network(HELD, "memory", "niw-5", "fo-maml-5")),
-        ("NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-5", "maml-5")),
+        ("first-order NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-5", "maml-5")),
         ("the same: memory", 0.75, by_network(HELD, "memory", "niw-5", "maml-5")),
-        ("NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-1")),
-        ("NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-5")),
+        ("NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-readout-5", "maml-5")),
+        ("the same: memory", 0.75, by_network(HELD, "memory", "niw-readout-5", "maml-5")),
+        ("first-order NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-1")),
+        ("first-order NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-5")),
+        ("NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-readout-50", "niw-readout-1")),
+        ("NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-readout-50", "niw-readout-5")),
         ("chain on support and query, 2 steps / 3 ProtoNets: time", 1.10,
          by_network(LARGER, "time", "niw-paper-2", "protonet", 3)),
         ("chain on support and query, 5 steps / 6 ProtoNets: time", 1.10,
@@ -219,5 +224,6 @@ def setting():
         "A batched row runs 32 episodes at once on sine-line and 2 on others; its time is one episode's, its memory "
         "the batch's. ProtoNet has no meaning for regression: there its row is one forward and backward of support "
         "and query. niw-paper takes its chain and its objective on support and query, as the paper does; the others "
-        "take the chain on the support, as MAML."
+        "take the chain on the support, as MAML. niw-readout is NIW as it is by default, with the readout's second "
+        "derivatives; the other niw rows are of first order."
     )

@@ -9,12 +9,15 @@ from torch.autograd.function import once_differentiable
 
 from l2l_niw.chain import Chain
 from l2l_niw.checks import check_degrees, check_sound
-from l2l_niw.closed_form import draw, episode_posterior, expected_kl, posterior_slopes, slopes
+from l2l_niw.closed_form import adapted_share, draw, episode_posterior, expected_kl, posterior_slopes, slopes
 from l2l_niw.options import Options
 from l2l_niw.prior import FlatPrior, Prior
+from l2l_niw.readout import Trace
 from l2l_niw.vectors import copy_of
 from l2l_niw.weights import Layout
 from l2l_niw.wishart import gap_slope
+
+BEGAN = ("first", "readout")  # traces by which the chain's mean moves with m_0
 
 
 def chain_precision(
@@ -36,7 +39,7 @@ def draw_network(options: Options, flat: FlatPrior, m_bar: Tensor, a: Tensor, of
     A network from q_i. To first order the chain began at m_0 and took steps proportional to V_0, if
     preconditioned: the distance that it went keeps, or grows, as L_0 does.
     """
-    if options.trace == "first":
+    if options.trace in BEGAN:
         distance = m_bar - flat.m0.detach()
         if options.precondition:
             growth = torch.exp(flat.log_variance - flat.log_variance.detach())
@@ -66,7 +69,7 @@ def pull_back(
     What L_0 gets for a gradient in the draw, and for kl_weight times the KL: the derivatives of `draw_network` and
     of `kl_to_prior`, written out.
     """
-    first = options.trace == "first"
+    first = options.trace in BEGAN
     grew = first and options.precondition
     g_m0, g_log_variance = slopes(
         gradient, flat.m0, flat.log_variance, m_bar, a, offset, first, grew, options.curvature.noisy, kl_weight
@@ -76,6 +79,41 @@ def pull_back(
     weight = 0.5 * kl_weight * gradient[..., 0].numel()  # n_0 is the same in every one of several episodes
     g_raw = weight * gap_slope(flat.raw_n0, gradient.shape[-1], prior.wishart)
     return FlatPrior(g_m0, g_log_variance, g_raw.to(flat.raw_n0.dtype))
+
+
+@torch.no_grad()
+def add_readout(
+    options: Options,
+    prior: Prior,
+    flat: FlatPrior,
+    chain: Chain,
+    a: Tensor,
+    scale: Optional[Tensor],
+    trace: Trace,
+    gradient: Tensor,
+    found: FlatPrior,
+) -> None:
+    """
+    Adds to what `pull_back` has found, for a gradient in the draw, what the readout's iterates owe to L_0 beyond
+    keeping their distance to m_0, or having it grow.
+    """
+    place, layout = trace.place, prior.layout
+    vectors = (gradient, a, flat.m0, flat.log_variance, chain.theta, chain.mean)
+    gradient, a, m0, log_variance, end, mean = (place.join(layout.split(t, cast=False)) for t in vectors)
+    share = adapted_share(a, torch.exp(-log_variance))
+    in_end = share.sqrt() * gradient if options.curvature.noisy else torch.zeros_like(gradient)
+    in_mean = share * gradient - in_end
+    sizes = None if scale is None else place.join(layout.split(scale, cast=False))
+    in_start, in_sizes, in_features = trace.back(in_mean, in_end, chain.kept, end, sizes)
+    more = [(found.m0, place.split(in_start - in_mean - in_end))]
+    if sizes is not None:
+        more.append((found.log_variance, place.split(in_sizes - in_mean * (mean - m0) - in_end * (end - m0))))
+    if in_features is not None and trace.pull is not None:
+        more.append((found.m0, [(i, g) for i, g in enumerate(trace.pull(in_features)) if g is not None]))
+    for vector, parts in more:
+        own = layout.split(vector, cast=False)
+        for i, part in parts:
+            own[i].add_(part)
 
 
 class Episode:
@@ -96,6 +134,7 @@ class Episode:
     * **variance** (float) - What one step's noise adds,
     * **scale** (Tensor) - times this, weight by weight, if not None.
     * **sound** (Tensor, *optional*, default=None) - Whether all went well, where that has not been looked at yet.
+    * **readout** (Trace, *optional*, default=None) - The readout's steps, if they are traced.
     """
 
     def __init__(
@@ -109,10 +148,11 @@ class Episode:
         variance: float,
         scale: Optional[Tensor],
         sound: Optional[Tensor] = None,
+        readout: Optional[Trace] = None,
     ):
         self.prior, self.chain, self.options = prior, chain, options
         self.observed, self.used = observed, used
-        self.variance, self.scale, self.sound = variance, scale, sound
+        self.variance, self.scale, self.sound, self.readout = variance, scale, sound, readout
         self.kl_pending = options.auto_kl and options.kl_weight > 0
         self.query_n = n  # the learner sets it at each forward that follows
 
@@ -180,6 +220,8 @@ class EpisodeWeights(torch.autograd.Function):
         episode.kl_pending = False
         gradient = prior.layout.flatten(gradients)
         found = pull_back(options, prior, prior.flat, chain.mean, episode.a, episode.offset, gradient, kl_weight)
+        if episode.readout is not None:
+            add_readout(options, prior, prior.flat, chain, episode.a, episode.scale, episode.readout, gradient, found)
         return (None, None, *found)
 
 

@@ -193,7 +193,7 @@ class Episodes:
     def _look(self, problem: Problem, m0: Tensor, data: Data) -> Facts:
         """A problem's facts, once for data of the same shapes."""
         check_frozen(problem.layout, self.niw.allow_nograd)
-        key = (problem.name, tuple(problem.layout.names), *(t.shape[1:] for t in data))
+        key = (problem.name, problem.place, tuple(problem.layout.names), *(t.shape[1:] for t in data))
         if key not in self._facts:
             self._facts[key] = problem.look(m0, data)
         facts = self._facts[key]

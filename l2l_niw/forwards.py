@@ -61,12 +61,16 @@ class Inputs:
 
 @dataclass
 class Forward:
-    """A forward whose loss may come to `adapt`. Its weights are views of its own: they tell whether it did."""
+    """
+    A forward whose loss may come to `adapt`. Its weights are views of its own: they tell whether it did. `readout` has
+    the readout's features and outputs, if the latter are the forward's.
+    """
 
     inputs: Inputs
     weights: List[Tensor]
     n: Optional[int]
     outputs: Any
+    readout: Optional[Tuple[Tensor, Tensor]] = None
 
 
 def count_data(forwards: List[Forward]) -> int:

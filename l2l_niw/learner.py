@@ -1,7 +1,7 @@
 """One task's network: a clone of the model, its Langevin chain, and the posterior that follows from it."""
 
 import copy
-from typing import TYPE_CHECKING, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
@@ -15,6 +15,7 @@ from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data, sum_of_present
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
+from l2l_niw.readout import Step, Trace, depends_only_on, differentiate, with_ones
 from l2l_niw.weights import Replica
 
 if TYPE_CHECKING:
@@ -33,20 +34,26 @@ class NIWLearner(BaseLearner):
     `learner.module` and `learner.parameters()` hold the chain's state.
     """
 
-    def __init__(self, niw: "NIW", allow_unused: bool, allow_nograd: bool, prior: Optional[Prior] = None):
+    def __init__(
+        self, niw: "NIW", first_order: bool, allow_unused: bool, allow_nograd: bool, prior: Optional[Prior] = None
+    ):
         prior = prior or niw._prior()
         replica = Replica(niw.module, prior.layout)
         super().__init__(replica.module)
         with torch.inference_mode(False), torch.enable_grad():
             weights = list(ModelWeights.apply(prior, *prior.flat))
         replica.put(weights)
+        place = niw._traced_readout(first_order)
         self._set(
             niw=niw,  # not a submodule: parameters() are this learner's own
+            first_order=first_order,
             allow_unused=allow_unused,
             allow_nograd=allow_nograd,
             _prior=prior,
             _scale=prior.growth() if niw.options.precondition else None,
             _replica=replica,
+            _readout=None if place is None else Trace(place, niw.lr),
+            _calls=[] if place is None else replica.watch(place.name),  # of the readout
             _at_chain=weights,
             _drawn=None,
             _chain=Chain(prior.flat.m0 if niw.options.trace == "full" else prior.flat.m0.detach()),
@@ -73,10 +80,14 @@ class NIWLearner(BaseLearner):
             outputs = self.module(*args, **kwargs)
         finally:
             self._replica.put(self._at_chain)
+            calls = self._calls.copy()
+            self._calls.clear()
         if remember:
             n = batch_size(outputs, (args, kwargs))
             kept = outputs if self.niw.options.curvature.needs_outputs else None
-            self._set(_recent=[*self._recent[1 - REMEMBERED :], Forward(inputs, weights, n, kept)])
+            known = not query and len(calls) == 1 and len(calls[0]) == 2 and calls[0][1] is outputs
+            forward = Forward(inputs, weights, n, kept, calls[0] if known else None)
+            self._set(_recent=[*self._recent[1 - REMEMBERED :], forward])
             if self._episode is not None and n:
                 self._episode.query_n = n
         return outputs
@@ -110,7 +121,8 @@ class NIWLearner(BaseLearner):
         **Arguments**
 
         * **loss** (Tensor) - Mean loss over the support.
-        * **first_order** (bool, *optional*, default=None) - MAML's; without effect, no graph is kept.
+        * **first_order** (bool, *optional*, default=None) - Whether this step has no second derivatives.
+            Defaults to the clone's.
         * **allow_unused** (bool, *optional*, default=None) - Whether parameters that the loss does not
             depend on are left alone; their posterior is the prior. Defaults to the wrapper's.
         * **allow_nograd** (bool, *optional*, default=None) - Whether parameters with
@@ -124,7 +136,9 @@ class NIWLearner(BaseLearner):
         check_loss(loss, look=options.curvature.needs_outputs)
         recent = self._recent
         self._set(_recent=[])  # whatever becomes of this loss, its forwards are done with
-        gradients, forwards = self._gradients(loss, recent)
+        gradients, forwards, readout = self._gradients(
+            loss, recent, self.first_order if first_order is None else first_order
+        )
         present = [g is not None for g in gradients]
         check_used(self._prior.layout.names, present, self.allow_unused if allow_unused is None else allow_unused)
         n = count_data(forwards) if n is None else n
@@ -134,26 +148,26 @@ class NIWLearner(BaseLearner):
         used = [before or now for before, now in zip(self._used, present)]
         chain, sound = self._step(gradients, n, loss)
         variance = noise_variance(self.niw.lr, options.temperature, n)
-        episode = Episode(self._prior, chain, options, observed, used, n, variance, self._scale, sound)
+        episode = Episode(self._prior, chain, options, observed, used, n, variance, self._scale, sound, readout)
         weights = episode.weights(at_chain=True)
         self._replica.put(weights)
         self._set(_at_chain=weights, _drawn=None, _chain=chain, _episode=episode, _observed=observed, _used=used)
-        self._set(_support=[forward.inputs for forward in forwards])
+        self._set(_support=[forward.inputs for forward in forwards], _readout=readout)
         self.niw._remember(episode)
 
-    def _gradients(self, loss: Tensor, recent: List[Forward]) -> Tuple[List[Optional[Tensor]], List[Forward]]:
-        """The loss's gradient for each parameter, and the forwards that it depends on."""
-        options, count = self.niw.options, len(self._at_chain)
+    def _gradients(
+        self, loss: Tensor, recent: List[Forward], first_order: bool
+    ) -> Tuple[List[Optional[Tensor]], List[Forward], Optional[Trace]]:
+        """The loss's gradient for each parameter, the forwards that it depends on, and the readout's steps with it."""
         weights = self._at_chain + (self._drawn or [])
-        views = [w for forward in recent for w in forward.weights]
+        traced = None
+        if self._readout is not None and not first_order:
+            known = (f for f in recent if f.readout is not None and depends_only_on(loss, f.readout[-1], weights))
+            traced = next(known, None)
         try:
-            found = torch.autograd.grad(
-                loss,
-                weights + views,
-                allow_unused=True,
-                retain_graph=options.curvature.needs_outputs or None,
-                create_graph=options.trace == "full",
-            )
+            if traced is not None:
+                return self._traced_gradients(loss, traced)
+            gradients, forwards = self._plain_gradients(loss, recent, weights)
         except RuntimeError as error:
             if "second time" not in str(error):
                 raise
@@ -161,10 +175,53 @@ class NIWLearner(BaseLearner):
                 "adapt: the loss's graph was freed by an earlier adapt or backward. Compute the loss anew, from "
                 "the learner's present weights, before each adapt."
             ) from error
+        readout = self._readout
+        return gradients, forwards, readout and readout.append(Step(self._matrix()))
+
+    def _plain_gradients(
+        self, loss: Tensor, recent: List[Forward], weights: List[Tensor]
+    ) -> Tuple[List[Optional[Tensor]], List[Forward]]:
+        options, count = self.niw.options, len(self._at_chain)
+        views = [w for forward in recent for w in forward.weights]
+        found = torch.autograd.grad(
+            loss,
+            weights + views,
+            allow_unused=True,
+            retain_graph=options.curvature.needs_outputs or None,
+            create_graph=options.trace == "full",
+        )
         gradients = [sum_of_present(found[i : len(weights) : count]) for i in range(count)]
         starts = range(len(weights), len(found), count)
         behind = [f for f, i in zip(recent, starts) if any(g is not None for g in found[i : i + count])]
         return gradients, behind
+
+    def _traced_gradients(self, loss: Tensor, forward: Forward) -> Tuple[List[Optional[Tensor]], List[Forward], Trace]:
+        """The same of a loss that is a function of the readout's outputs; the first one's graph is kept."""
+        features, outputs = forward.readout
+        first = self._readout.pull is None and features.requires_grad
+        gradient, hessian = differentiate(loss, outputs)
+        found = torch.autograd.grad(
+            outputs,
+            forward.weights,
+            gradient.view_as(outputs),
+            allow_unused=True,
+            retain_graph=first or self.niw.options.curvature.needs_outputs or None,
+        )
+
+        def pull(slope: Tensor) -> Sequence[Optional[Tensor]]:
+            slope = slope.view_as(features).to(features.dtype)
+            return torch.autograd.grad(features, forward.weights, slope, allow_unused=True, retain_graph=True)
+
+        inputs = with_ones(features.detach().flatten(0, -2), self._readout.place.bias is not None)
+        parts = (t.to(self._prior.layout.dtype) for t in (inputs, gradient, hessian))
+        readout = self._readout.append(Step(self._matrix(), *parts), pull if first else None)
+        return list(found), [forward], readout
+
+    @torch.no_grad()
+    def _matrix(self) -> Tensor:
+        """The readout's present weights, in memory of their own."""
+        parts = self._prior.layout.split(self._chain.theta, cast=False)
+        return self._readout.place.join(parts).clone()
 
     def _step(self, gradients: List[Optional[Tensor]], n: int, loss: Tensor) -> Tuple[Chain, Optional[Tensor]]:
         """
@@ -284,6 +341,7 @@ class NIWLearner(BaseLearner):
         """A learner that goes on from this one's chain, on its own."""
         twin = NIWLearner(
             self.niw,
+            self.first_order if first_order is None else first_order,
             self.allow_unused if allow_unused is None else allow_unused,
             self.allow_nograd if allow_nograd is None else allow_nograd,
             self._prior,
@@ -294,6 +352,6 @@ class NIWLearner(BaseLearner):
             episode = copy.copy(self._episode)
             weights = episode.weights(at_chain=True)
             twin._replica.put(weights)
-            carried = ("_chain", "_observed", "_used", "_support")
+            carried = ("_chain", "_observed", "_used", "_support", "_readout")
             twin._set(_episode=episode, _at_chain=weights, **{name: self.__dict__[name] for name in carried})
         return twin

@@ -1,13 +1,15 @@
 """The wrapper: a model whose weights are random variables, with learn2learn's API."""
 
+import copy
 import math
+import sys
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
-from l2l_niw import vectors
+from l2l_niw import readout, vectors
 from l2l_niw.chain import noise_variance
 from l2l_niw.checks import at_hand, check_degrees, check_number
 from l2l_niw.closed_form import adapted_share
@@ -39,14 +41,15 @@ class NIW(BaseLearner):
 
     * **model** (Module) - Module to be wrapped.
     * **lr** (float) - Step size of the chain: MAML's fast adaptation learning rate.
-    * **first_order** (bool, *optional*, default=False) - Accepted for MAML's sake. Without effect,
-        since no graph of inner steps is ever kept.
+    * **first_order** (bool, *optional*, default=False) - Whether to leave the second derivatives of
+        trace='readout' out. Without effect on the other traces.
     * **allow_unused** (bool, *optional*, default=None) - Whether to allow parameters that the loss does
         not depend on. Defaults to `allow_nograd`.
     * **allow_nograd** (bool, *optional*, default=False) - Whether to allow adaptation with parameters
         that have `requires_grad = False`; they stay as they are.
-    * **burn_in** (int, *optional*, default=2) - Steps that are left out of the chain's moments; the
-        paper's value for 5 steps. Until it is over, the last iterate alone stands for the chain.
+    * **burn_in** (int, *optional*, default=None) - Steps that are left out of the chain's moments. Until it
+        is over the last iterate alone stands for the chain, and by default always: a few cold steps
+        are still on their way, and the mean of several lags behind. The paper has 2, of 5 steps.
     * **temperature** (float, *optional*, default=1e-4) - The chain samples exp(-l_i / T), and the episode
         minimises E[l_i] + T KL. A wide posterior costs accuracy while a network is being learned:
         on Omniglot T = 1e-3 cost a point, 1e-5 none. Raise it for wide predictive bands; 0 makes
@@ -70,10 +73,13 @@ class NIW(BaseLearner):
     * **auto_kl** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
         is back-propagated, so that a loop need not know of it. If False, write
         `learner.objective(loss).backward()`.
-    * **trace** (str, *optional*, default='first') - What the chain's mean owes to L_0, on the way back
-        from a query loss: 'first', the place where it began and the size of its steps, which is most
-        of it after a few steps; 'none', nothing, as in the paper and after many; 'full', the graph of
-        all steps, as in MAML, at MAML's cost. Posterior and KL always take the moments as constants.
+    * **trace** (str, *optional*, default='readout') - What the chain's mean owes to L_0, on the way back
+        from a query loss: 'none', nothing, as in the paper; 'first', the place where it began and the
+        size of its steps; 'readout', also how the steps of the readout depend on the support's features
+        and on each other, as in ANIL, for one more backward of the support; 'full', the graph of all
+        steps, as in MAML, at MAML's cost. A readout is a last `nn.Linear` without hooks whose outputs,
+        128 at most, are the model's; with other models, and losses that depend on weights by another
+        way, 'readout' is 'first'. Posterior and KL always take the moments as constants.
     * **precondition** (bool, *optional*, default=True) - Whether a weight's steps grow and shrink with
         its V_0 / n_0, relative to the start, so that weights which differ more between tasks move
         further. The chain's law is the same; the steps' sizes are learned, as in Meta-SGD.
@@ -103,7 +109,7 @@ class NIW(BaseLearner):
         allow_unused: Optional[bool] = None,
         allow_nograd: bool = False,
         *,
-        burn_in: int = 2,
+        burn_in: Optional[int] = None,
         temperature: float = 1e-4,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
@@ -112,7 +118,7 @@ class NIW(BaseLearner):
         wishart: str = "factorised",
         kl_weight: Optional[float] = None,
         auto_kl: bool = True,
-        trace: str = "first",
+        trace: str = "readout",
         precondition: bool = True,
     ):
         super().__init__()
@@ -124,7 +130,7 @@ class NIW(BaseLearner):
         self.allow_nograd = allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
         self.options = Options(
-            burn_in=burn_in,
+            burn_in=sys.maxsize if burn_in is None else burn_in,
             temperature=temperature,
             precision_range=precision_range,
             curvature=make_curvature(curvature),
@@ -180,13 +186,14 @@ class NIW(BaseLearner):
 
         **Arguments**
 
-        * **first_order** (bool, *optional*, default=None) - Without effect.
+        * **first_order** (bool, *optional*, default=None) - Defaults to self.first_order.
         * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
         * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
         """
         self._remember(None)  # its vectors are the new one's
         return NIWLearner(
             self,
+            first_order=self.first_order if first_order is None else first_order,
             allow_unused=self.allow_unused if allow_unused is None else allow_unused,
             allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
         )
@@ -197,6 +204,9 @@ class NIW(BaseLearner):
 
     def _remember(self, episode: Optional[Episode]) -> None:
         """Keeps the newest episode for `diagnostics` until the next begins, unless that would keep a graph alive."""
+        if episode is not None and episode.readout is not None:
+            episode = copy.copy(episode)
+            episode.readout = None
         self.__dict__["_newest"] = None if self.options.trace == "full" else episode  # a module's own way is slow
 
     def prior(self) -> Posterior:
@@ -221,6 +231,7 @@ class NIW(BaseLearner):
                     "then wrap it, so that V_0 covers every parameter."
                 )
             self._layout, self._signature = Layout(dict(named)), signature
+            self._readout = readout.find(self.module, self._layout)
         for (_, p), v in zip(named, log_variance):
             if v.requires_grad != p.requires_grad:
                 v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
@@ -229,6 +240,14 @@ class NIW(BaseLearner):
         if at_hand(self.raw_n0):
             check_degrees(self.raw_n0, self.options.wishart, self._layout.d)
         return Prior(self._layout, self.options.wishart, m0, log_variance, self.raw_n0, self.log_start)
+
+    def _traced_readout(self, first_order: bool) -> Optional[readout.Place]:
+        """Where the readout stands, if its steps are to be traced."""
+        place = self._readout
+        if place is None or first_order or self.options.trace != "readout":
+            return None
+        module = self.module.get_submodule(place.name)
+        return None if module._forward_hooks or module._forward_pre_hooks else place
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:

@@ -8,7 +8,7 @@ from l2l_niw.curvature import SGLD, Curvature
 from l2l_niw.errors import ArgumentError
 from l2l_niw.wishart import WISHARTS
 
-TRACES = ("first", "none", "full")
+TRACES = ("readout", "first", "none", "full")
 
 
 @dataclass

@@ -8,18 +8,20 @@ import math
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
-from torch.func import grad_and_value, vjp, vmap
+from torch import Tensor, nn
+from torch.func import grad, grad_and_value, vjp, vmap
+from torch.nn import functional as F
 
 from l2l_niw.chain import Chain, langevin_step, noise_variance
 from l2l_niw.checks import check_finite
 from l2l_niw.closed_form import draw
-from l2l_niw.episode import chain_precision, kl_to_prior, pull_back
+from l2l_niw.episode import add_readout, chain_precision, kl_to_prior, pull_back
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.niw import NIW
 from l2l_niw.prior import FlatPrior, Prior
-from l2l_niw.weights import Layout, Stateless
+from l2l_niw.readout import Step, Trace, with_ones
+from l2l_niw.weights import Layout, Replica, Stateless
 
 Data = Sequence[Tensor]
 Loss = Callable[..., Tensor]
@@ -38,12 +40,29 @@ class Network:
         return outputs
 
 
+class Split(Network):
+    """The same with its readout apart: a function of features, which it remembers too."""
+
+    def __init__(self, run: Stateless, weights: Dict[str, Tensor], readout: Tuple[Tensor, Optional[Tensor]]):
+        super().__init__(run, weights)
+        self.readout = readout
+        self.features: Optional[Tensor] = None
+
+    def __call__(self, *args, **kwargs):
+        self.features = super().__call__(*args, **kwargs)
+        return F.linear(self.features, *self.readout)
+
+
 class Facts(NamedTuple):
-    """What one look at a loss tells: the number of data, which parameters it uses, the bytes that its graph saves."""
+    """
+    What one look at a loss tells: the number of data, which parameters it uses, the bytes that its graph saves, and
+    whether it is a function of what the readout makes of them.
+    """
 
     n: int
     used: Tuple[bool, ...]
     bytes: int
+    readout: bool
 
 
 class Problem:
@@ -63,19 +82,71 @@ class Problem:
     def __init__(self, niw: NIW, layout: Layout, loss: Loss, name: str):
         self.niw, self.layout, self.loss, self.name = niw, layout, loss, name
         self.run = Stateless(niw.module)
+        self.place = niw._traced_readout(niw.first_order)
+        self.body = None if self.place is None else Stateless(Replica(niw.module, layout).without(self.place.name))
+
+    def network(self, theta: Tensor, split: bool = False) -> Network:
+        weights = self.layout.named(theta)
+        if not split:
+            return Network(self.run, weights)
+        readout = [None if i is None else weights[self.layout.names[i]] for i in self.place[1:]]
+        return Split(self.body, {name: w for name, w in weights.items() if self.body.has(name)}, readout)
 
     def value(self, theta: Tensor, data: Data) -> Tensor:
-        return self.loss(Network(self.run, self.layout.named(theta)), *data)
+        return self.loss(self.network(theta), *data)
 
     def with_scalars(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
         """The loss, and the curvature strategy's scalars of the outputs behind it."""
-        network = Network(self.run, self.layout.named(theta))
+        network = self.network(theta)
         value = self.loss(network, *data)
         return value, sum(torch.stack(list(self.niw.options.curvature.scalars(out))) for _, out in network.calls)
 
     def gradients(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
         """Of C episodes: each one's gradient, (C, d), and loss, (C,)."""
         return vmap(grad_and_value(self.value), randomness="different")(theta, tuple(data))
+
+    def features(self, theta: Tensor, data: Data) -> Tensor:
+        """What the readout gets, of one episode."""
+        network = self.network(theta, split=True)
+        self.loss(network, *data)
+        return network.features
+
+    def gradients_and_features(self, theta: Tensor, data: Data) -> Tuple[Tensor, Tensor, Tensor]:
+        """As `gradients`, and what the readouts got."""
+
+        def one(theta: Tensor, data: Data) -> Tuple[Tensor, Tensor]:
+            network = self.network(theta, split=True)
+            return self.loss(network, *data), network.features
+
+        run = vmap(grad_and_value(one, has_aux=True), randomness="different")
+        gradient, (losses, features) = run(theta, tuple(data))
+        return gradient, losses, features
+
+    def step(self, theta: Tensor, features: Tensor, data: Data) -> Step:
+        """A step of C episodes' readouts, but for where it goes."""
+
+        def one(theta: Tensor, features: Tensor, data: Data) -> Tuple[Tensor, ...]:
+            weights = self.network(theta, split=True).readout
+            slope = grad(lambda outputs: self.loss(lambda *args, **kwargs: outputs, *data))
+            gradient, back = vjp(slope, F.linear(features, *weights))
+            units = torch.eye(gradient.shape[-1], dtype=gradient.dtype, device=gradient.device)
+            rows = vmap(lambda unit: back(unit.expand_as(gradient))[0])(units)
+            inputs = with_ones(features.flatten(0, -2), self.place.bias is not None)
+            return inputs, gradient.flatten(0, -2), rows.flatten(1, -2).movedim(0, -2)
+
+        found = vmap(one, randomness="different")(theta, features, tuple(data))
+        parts = [t.to(self.layout.dtype) for t in found]
+        return Step(self.place.join(self.layout.split(theta, cast=False)), *parts)
+
+    def pull(self, m0: Tensor, data: Data) -> Callable[[Tensor], List[Tensor]]:
+        """From gradients in C episodes' features to those of every parameter, at m_0."""
+
+        def one(slope: Tensor, data: Data) -> Tensor:
+            features, back = vjp(lambda theta: self.features(theta, data), m0)
+            return back(slope.view_as(features).to(features.dtype))[0]
+
+        run = vmap(one, randomness="different")
+        return lambda slopes: self.layout.split(run(slopes, tuple(data)), cast=False)
 
     def all_gradients(self, theta: Tensor, data: Data, traced: Sequence[int]) -> Tuple[Tensor, List[Tensor], Tensor]:
         """The same, and the gradients of those of the data that are `traced`."""
@@ -110,8 +181,14 @@ class Problem:
         weights = [w.detach().requires_grad_() for w in self.layout.split(theta)]
         buffers = {name: b.clone() for name, b in self.niw.module.named_buffers()}  # a look writes to nothing
         network = Network(self.run, {**dict(zip(self.layout.names, weights)), **buffers})
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            value = self.loss(network, *(t[0] for t in data))
+        seen: List[Tensor] = []
+        watched = nn.Identity() if self.place is None else self.niw.module.get_submodule(self.place.name)
+        handle = watched.register_forward_hook(lambda module, args, output: seen.append(output))
+        try:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                value = self.loss(network, *(t[0] for t in data))
+        finally:
+            handle.remove()
         counts = [n for n, _ in network.calls]
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise LossError(f"the {self.name} loss of an episode must be a scalar tensor; average it over the data.")
@@ -120,35 +197,55 @@ class Problem:
         if None in counts:
             raise ArgumentError(f"the {self.name} loss: no output has a batch dimension, so data cannot be counted.")
         found = torch.autograd.grad(value, weights, allow_unused=True)
-        return Facts(sum(counts), tuple(g is not None for g in found), sum(saved.values()))
+        readout = len(seen) == len(counts) == 1 and seen[0] is network.calls[0][1]
+        return Facts(sum(counts), tuple(g is not None for g in found), sum(saved.values()), readout)
 
 
 class Result(NamedTuple):
-    """Chains, and what they were made of: the losses, (steps, C), and the curvature's observations, (C, d)."""
+    """
+    Chains, and what they were made of: the losses, (steps, C), the curvature's observations, (C, d), and the readouts'
+    steps.
+    """
 
     chain: Chain
     losses: Tensor
     observed: Optional[Tensor]
+    steps: List[Step]
 
 
 def run_chains(
-    problem: Problem, facts: Facts, steps: int, m0: Tensor, scale: Optional[Tensor], noise: Optional[Tensor], data: Data
+    problem: Problem,
+    facts: Facts,
+    steps: int,
+    m0: Tensor,
+    scale: Optional[Tensor],
+    noise: Optional[Tensor],
+    data: Data,
+    trace: bool = False,
 ) -> Result:
-    """`steps` Langevin steps of C episodes from m_0, with noise (steps, C, d), or drawn here step by step."""
+    """
+    `steps` Langevin steps of C episodes from m_0, with noise (steps, C, d), or drawn here step by step; and the
+    readouts' steps, to be traced.
+    """
     niw, options = problem.niw, problem.niw.options
     temperature = options.temperature if options.curvature.noisy else 0.0
-    chain, losses, observed = Chain(m0.expand(len(data[0]), -1)), [], None
+    chain, losses, observed, readouts = Chain(m0.expand(len(data[0]), -1)), [], None, []
     for step in range(steps):
         if options.curvature.needs_outputs:
             gradient, loss, seen = problem.gradients_and_curvature(chain.theta, data)
             observed = seen if observed is None else observed + seen
+            features = vmap(problem.features, randomness="different")(chain.theta, tuple(data)) if trace else None
+        elif trace:
+            gradient, loss, features = problem.gradients_and_features(chain.theta, data)
         else:
             gradient, loss = problem.gradients(chain.theta, data)
+        if trace:
+            readouts.append(problem.step(chain.theta, features, data))
         draws = None if noise is None else noise[step]
         theta = langevin_step(chain.theta, gradient, niw.lr, temperature, facts.n, scale, draws)
         chain = chain.append(problem.layout.keep(theta, chain.theta, facts.used), options.burn_in)
         losses.append(loss)
-    return Result(chain, torch.stack(losses), observed)
+    return Result(chain, torch.stack(losses), observed, readouts)
 
 
 def growth(niw: NIW, prior: Prior, flat: FlatPrior) -> Optional[Tensor]:
@@ -180,7 +277,7 @@ def objective(
     """The episodes' objective, and its gradient summed over them, from L_0 to the query and back."""
     niw, options = support.niw, support.niw.options
     scale = growth(niw, prior, flat)
-    result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data)
+    result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data, facts[0].readout)
     variance = noise_variance(niw.lr, options.temperature, facts[0].n)
     a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, variance, scale)
     a = a.clamp(*options.precision_range)
@@ -189,6 +286,9 @@ def objective(
     gradient, inputs, losses = query.all_gradients(drawn, query_data, traced)
     kl_weight = options.kl_weight / facts[1].n
     slopes = pull_back(options, prior, flat, m_bar, a, offset, gradient, kl_weight)
+    if facts[0].readout:
+        trace = Trace(support.place, niw.lr, tuple(result.steps), support.pull(flat.m0, support_data))
+        add_readout(options, prior, flat, result.chain, a, scale, trace, gradient, slopes)
     kl = None if options.auto_kl else kl_to_prior(prior, flat, m_bar, a)
     return Objective(result, losses, kl, (slopes.m0.sum(0), slopes.log_variance.sum(0), slopes.raw_n0), inputs)
 

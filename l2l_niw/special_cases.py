@@ -12,7 +12,6 @@ the episode's, Eq. 11, and the one over L_0, Eq. 14.
 ProtoNet needs no settings: it is `niw.clone()` without a step, of an `EpisodicModel` with a `NearestCentroid` head.
 """
 
-import sys
 from typing import Optional
 
 from torch import Tensor, nn
@@ -47,9 +46,7 @@ def maml(
     return NIW(model, lr, first_order, allow_unused, allow_nograd, temperature=0.0, trace=trace, precondition=False)
 
 
-def reptile(
-    model: nn.Module, lr: float, allow_unused: Optional[bool] = None, allow_nograd: bool = False
-) -> NIW:
+def reptile(model: nn.Module, lr: float, allow_unused: Optional[bool] = None, allow_nograd: bool = False) -> NIW:
     """
     **Description**
 
@@ -65,7 +62,7 @@ def reptile(
     ~~~
     """
     settings = {"temperature": 0.0, "prior_precision": 1.0, "trace": "none", "precondition": False}
-    return NIW(model, lr, True, allow_unused, allow_nograd, burn_in=sys.maxsize, **settings)
+    return NIW(model, lr, True, allow_unused, allow_nograd, **settings)
 
 
 def reptile_objective(learner: NIWLearner) -> Tensor:

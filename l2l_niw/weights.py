@@ -1,5 +1,6 @@
 """A model's random weights as one flat vector, and back."""
 
+from collections import OrderedDict
 from functools import reduce
 from itertools import accumulate
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
@@ -124,6 +125,10 @@ class Stateless:
                 places.setdefault(id(tensor), []).append(f"{prefix}.{key}" if prefix else key)
         self._places = {name: places[id(tensor)] for name, tensor in tensors}
 
+    def has(self, name: str) -> bool:
+        """Whether there is a parameter or a buffer of this name."""
+        return name in self._places
+
     def __call__(self, tensors: Mapping[str, Tensor], args: tuple, kwargs: dict) -> Any:
         unknown = tensors.keys() - self._places.keys()
         if unknown:
@@ -164,6 +169,22 @@ class Replica:
             if "_flat_weights_names" in twin.__dict__:
                 self._recurrent.append(twin)
         return twin
+
+    def watch(self, name: str) -> List[Tuple[Tensor, Tensor]]:
+        """A list that every call of one of the modules, which has no hooks, adds its input and its output to."""
+        module, seen = self.module.get_submodule(name), []
+        module._forward_hooks = OrderedDict()  # the copy's own
+        module.register_forward_hook(lambda module, args, output: seen.append((*args, output)))
+        return seen
+
+    def without(self, name: str) -> nn.Module:
+        """The copy without one of its modules: what that one got comes out of its place."""
+        gone = self.module.get_submodule(name)
+        if gone is self.module:
+            return nn.Identity()
+        for module in self.module.modules():
+            module._modules.update({key: nn.Identity() for key, own in module._modules.items() if own is gone})
+        return self.module
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Writes weights into the module, keeping their graph."""

@@ -92,7 +92,8 @@ def test_the_complexity_benchmark_measures_every_method(method):
 
 @pytest.mark.parametrize("cell", ["memory/sine-line/niw-5", "parts/sine-line", "growth/1e4", "predict/sine-line"])
 def test_the_complexity_benchmark_measures_every_kind_of_cell(cell):
-    assert all(value >= 0 for value in complexity.measure(cell, seconds=0.0).values())
+    least = -1 if cell.startswith("memory") else 0  # MB: kernels count a process's pages to some tenths
+    assert all(value >= least for value in complexity.measure(cell, seconds=0.0).values())
 
 
 def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, monkeypatch, capsys):
@@ -118,14 +119,14 @@ def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, mon
     complexity.report(tmp_path)
     text = capsys.readouterr().out
     assert "| maml-1 | 4.00 (4.00 to 4.00) | 2.00 | 1.00 | 20.0 | 2.00 | 1.00 |" in text
-    assert "| NIW / first-order MAML, 5 steps: time | <= 1.10 | sine-line 0.750 | met |" in text
+    assert "| first-order NIW / first-order MAML, 5 steps: time | <= 1.10 | sine-line 0.750 | met |" in text
     assert "| 10 sampled networks, a loop / at once: time | >= 2.00 | omniglot 3.00, sine-line 3.00 | met |" in text
     assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
 def test_the_complexity_benchmark_profiles_an_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(complexity_profile, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["complexity_profile.py", "sine-line/niw-2", "--repeats", "2"])
+    monkeypatch.setattr("sys.argv", ["complexity_profile.py", "sine-line/niw-2", "--repeats", "20"])
     complexity_profile.main()
     text = (tmp_path / "profiles" / "sine-line_niw-2.txt").read_text()
     assert "aten::addmm" in text

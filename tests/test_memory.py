@@ -1,4 +1,4 @@
-"""No graph survives `adapt`, and no tensor survives an episode."""
+"""No graph survives `adapt`, but that of the first step's features, and no tensor survives an episode."""
 
 import gc
 import weakref
@@ -34,14 +34,16 @@ def graph_nodes(tensor):
     return len(seen)
 
 
-def make(curvature):
-    niw = NIW(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 3)), lr=0.1, curvature=curvature)
+def make(curvature, **options):
+    niw = NIW(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 3)), lr=0.1, curvature=curvature, **options)
     return niw, torch.randn(5, 8), torch.randint(3, (5,))
 
 
 @pytest.mark.parametrize("curvature", ["sgld", "ggn"])
-def test_memory_and_graph_do_not_grow_with_the_number_of_steps(curvature):
-    niw, x, y = make(curvature)
+@pytest.mark.parametrize("first_order", [True, False])
+def test_memory_and_graph_do_not_grow_with_the_number_of_steps(curvature, first_order):
+    """But for a readout's own small part: its weights, and of each datum features, gradient and Hessian."""
+    niw, x, y = make(curvature, first_order=first_order)
     loss = nn.CrossEntropyLoss()
 
     def adapted(steps):
@@ -53,7 +55,8 @@ def test_memory_and_graph_do_not_grow_with_the_number_of_steps(curvature):
     first = adapted(4)  # the wrapper keeps its newest episode: held here too, none is freed while we count
     few, learner_few = net_bytes(lambda: adapted(4))
     many, learner_many = net_bytes(lambda: adapted(50))
-    assert 0 < few == many
+    numbers = 0 if first_order else 3 * 65 + 5 * (65 + 3 + 3 * 3)
+    assert 0 < few == many - 46 * numbers * x.element_size()
     del first
     assert graph_nodes(learner_few(x)) == graph_nodes(learner_many(x)) == graph_nodes(adapted(1)(x))
 

@@ -71,7 +71,8 @@ def written_out(niw, iterates, x_query, y_query, n, trace):
 @pytest.mark.parametrize("trace", ["none", "first"])
 def test_an_unmodified_loop_gets_the_gradient_of_the_written_out_objective(wishart, trace):
     model, x, y, x_query, y_query = problem()
-    niw = NIW(model, lr=0.3, temperature=0.01, prior_precision=30.0, kl_weight=0.5, wishart=wishart, trace=trace)
+    options = {"burn_in": BURN_IN, "wishart": wishart, "trace": trace}
+    niw = NIW(model, lr=0.3, temperature=0.01, prior_precision=30.0, kl_weight=0.5, **options)
     learner, iterates = episode(niw, x, y)
     loss = nn.functional.cross_entropy(learner(x_query), y_query)
     loss.backward()
@@ -175,7 +176,7 @@ def test_inner_steps_on_other_minibatches_are_steps_too():
 
 def test_the_posterior_is_differentiable_in_l0_and_its_mean_is_the_closed_form():
     model, x, y, _, _ = problem()
-    niw = NIW(model, lr=0.3, temperature=0.01, prior_precision=50.0, trace="none")
+    niw = NIW(model, lr=0.3, temperature=0.01, prior_precision=50.0, burn_in=BURN_IN, trace="none")
     learner, iterates = episode(niw, x, y)
     kept = iterates[BURN_IN:]
     a = len(kept) / ((kept - kept.mean(0)).square().sum(0) + 2 * 0.3 * 0.01 / 5)

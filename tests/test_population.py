@@ -96,7 +96,7 @@ def test_sgld_moments_recover_the_mean_and_the_wide_variances():
     Five noisy steps at T = 1 know the mean as well, but their spread is the step's own: variances well above
     NOISE^2 / N, the likelihood's, come out right, and the narrow one, 0.04, is lost in the chain's noise.
     """
-    niw = NIW(nn.Linear(4, 1, bias=False), lr=NOISE**2, temperature=1.0, prior_precision=1.0,
+    niw = NIW(nn.Linear(4, 1, bias=False), lr=NOISE**2, temperature=1.0, prior_precision=1.0, burn_in=2,
               kl_weight=1.0, auto_kl=False, trace="none", precondition=False)
     meta_train(niw, steps=5, batches=200)
     mean, variance = learned(niw)

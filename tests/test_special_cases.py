@@ -50,7 +50,8 @@ def test_mamls_meta_gradient_is_learn2learns(first_order, steps):
 def test_at_temperature_zero_niw_is_first_order_maml(steps):
     model, data = network(), task()
     _, expected = meta_gradient(l2l.algorithms.MAML(copy.deepcopy(model), lr=0.4, first_order=True), data, steps)
-    _, gradients = meta_gradient(NIW(model, lr=0.4, temperature=0.0, precondition=False), data, steps)
+    niw = NIW(model, lr=0.4, first_order=True, temperature=0.0, precondition=False)
+    _, gradients = meta_gradient(niw, data, steps)
     for g, e in zip(gradients, expected):
         assert (g - e).abs().max() < 1e-10
 

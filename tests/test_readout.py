@@ -1,0 +1,345 @@
+"""What a readout's steps owe to L_0: MAML's and ANIL's second derivatives, and where they are left out."""
+
+import copy
+
+import learn2learn as l2l
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from l2l_niw import NIW
+from l2l_niw.errors import LossError
+from l2l_niw.readout import LIMIT
+
+STEPS, LR = 5, 0.4
+
+
+@pytest.fixture(autouse=True)
+def in_double(double):
+    pass
+
+
+def network(bias=True):
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3, bias=bias))
+
+
+def task():
+    return torch.randn(9, 6), torch.arange(9) % 3, torch.randn(15, 6), torch.arange(15) % 3
+
+
+def run(wrapper, data, adapt=None, steps=STEPS, **clone):
+    """The gradients of a wrapper's module, and of its V_0 and n_0 if it has one, after an episode."""
+    x, y, x_query, y_query = data
+    wrapper.zero_grad()
+    learner = wrapper.clone(**clone)
+    for i in range(steps):
+        if adapt is None:
+            learner.adapt(F.cross_entropy(learner(x), y))
+        else:
+            adapt(learner, x, y, i)
+    F.cross_entropy(learner(x_query), y_query).backward()
+    return gradients(wrapper)
+
+
+def gradients(wrapper):
+    rest = [*wrapper.log_variance, wrapper.raw_n0] if isinstance(wrapper, NIW) else []
+    return [p.grad.clone() for p in (*wrapper.module.parameters(), *rest)]
+
+
+def assert_close(found, expected, tolerance=1e-10):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        assert (a - b).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"burn_in": 2}, {"temperature": 1e-20, "curvature": "ggn", "prior_precision": 1e-6}]
+)
+def test_of_a_linear_model_the_gradient_is_maml_s(bias, options):
+    model, data = nn.Linear(6, 3, bias=bias), task()
+    niw = NIW(model, LR, precondition=False, kl_weight=0.0, **{"temperature": 0.0, **options})
+    expected = run(l2l.algorithms.MAML(copy.deepcopy(model), LR), data)
+    assert_close(run(niw, data)[: 1 + bias], expected, 1e-8 if "curvature" in options else 1e-10)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_where_the_body_stays_the_gradient_is_anil_s(bias):
+    model, (x, y, x_query, y_query) = network(bias), task()
+    niw = NIW(model, LR, temperature=0.0)
+    with torch.no_grad():
+        for v in list(niw.log_variance)[:2]:
+            v.sub_(60.0)
+    found = run(niw, (x, y, x_query, y_query))[: 3 + bias]
+    body, readout = copy.deepcopy(model[:2]), copy.deepcopy(model[2])
+    learner = l2l.algorithms.MAML(readout, LR).clone()
+    features = body(x)
+    for _ in range(STEPS):
+        learner.adapt(F.cross_entropy(learner(features), y))
+    F.cross_entropy(learner(body(x_query)), y_query).backward()
+    assert_close(found, [p.grad for p in (*body.parameters(), *readout.parameters())])
+
+
+@pytest.mark.parametrize("burn_in", [None, 2])
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_gradients_are_those_of_the_chain_written_out(burn_in, temperature):
+    """autograd through all steps of a linear model, with the noise that they had."""
+    model, data = nn.Linear(6, 3), task()
+    x, y, x_query, y_query = data
+    niw = NIW(model, LR, temperature=temperature, burn_in=burn_in, prior_precision=20.0, kl_weight=0.0)
+    with torch.no_grad():
+        for v in niw.log_variance:
+            v.add_(0.3 * torch.randn_like(v))
+    iterates = []
+
+    def adapt(learner, x, y, i):
+        learner.adapt(F.cross_entropy(learner(x), y))
+        iterates.append([p.detach() for p in learner.parameters()])
+
+    found = run(niw, data, adapt)
+    m0 = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    log_variance = [v.detach().clone().requires_grad_() for v in niw.log_variance]
+    sizes = [(v - niw.log_start).exp() for v in log_variance]
+    theta, chain = m0, []
+    for values in iterates:
+        slopes = torch.autograd.grad(F.cross_entropy(F.linear(x, *theta), y), theta, create_graph=True)
+        moved = [t - LR * s * g for t, s, g in zip(theta, sizes, slopes)]
+        theta = [m + (v - m).detach() for m, v in zip(moved, values)]
+        chain.append(theta)
+    kept = chain[burn_in:] if burn_in else chain[-1:]
+    drawn = []
+    for k in range(2):
+        each = torch.stack([theta[k] for theta in kept])
+        mean, p0 = each.mean(0), (-log_variance[k]).exp()
+        if temperature:
+            noise = 2 * LR * temperature / len(y) * sizes[k].detach()
+            a = len(kept) / ((each - mean).square().sum(0).detach() + noise)
+            share = a / (a + p0)
+        else:
+            share = torch.ones_like(p0)
+        drawn.append(m0[k] + share * (mean - m0[k]) + share.sqrt() * (kept[-1][k] - mean))
+    value = F.cross_entropy(F.linear(x_query, *drawn), y_query)
+    expected = torch.autograd.grad(value, [*m0, *log_variance])
+    assert_close(found[:2], expected[:2])
+    if not temperature:  # noise is taken to grow as steps do, which is not quite so
+        assert_close(found[2:4], expected[2:])
+
+
+def test_it_is_nearer_to_maml_s_gradient_than_a_first_order_one():
+    near, far = [], []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, data = network(), task()
+        exact = torch.cat([g.flatten() for g in run(l2l.algorithms.MAML(copy.deepcopy(model), LR), data)])
+        for angles, first_order in ((near, False), (far, True)):
+            niw = NIW(model, LR, first_order, temperature=0.0, precondition=False)
+            own = torch.cat([g.flatten() for g in run(niw, data)[:4]])
+            angles.append(F.cosine_similarity(own, exact, 0))
+    assert all(a > b for a, b in zip(near, far))
+    assert min(near) > 0.9
+
+
+def first_order_one(model, data, adapt=None):
+    torch.manual_seed(3)
+    return run(NIW(model, LR, trace="first"), data, adapt)
+
+
+@pytest.mark.parametrize("asked", ["wrapper", "clone", "adapt"])
+def test_first_order_leaves_it_out(asked):
+    model, data = network(), task()
+
+    def adapt(learner, x, y, i):
+        learner.adapt(F.cross_entropy(learner(x), y), first_order=True)
+
+    torch.manual_seed(3)
+    if asked == "wrapper":
+        found = run(NIW(model, LR, first_order=True), data)
+    elif asked == "clone":
+        found = run(NIW(model, LR), data, first_order=True)
+    else:
+        found = run(NIW(model, LR), data, adapt)
+    assert_close(found, first_order_one(model, data))
+    torch.manual_seed(3)
+    assert max((a - b).abs().max() for a, b in zip(found, run(NIW(model, LR), data))) > 1e-4
+
+
+class Softened(nn.Module):
+    """A model whose outputs are not its last layer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x):
+        return self.layers(x).log_softmax(-1)
+
+
+class Tied(nn.Module):
+    """Its last layer's weight is the first one's too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Backwards(nn.Module):
+    """The layer that was registered last comes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(6, 3), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def hooked():
+    model = network()
+    model[2].register_forward_hook(lambda module, args, output: 2 * output)
+    return model
+
+
+def hooked_before():
+    model = network()
+    model[2].register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    return model
+
+
+def wide():
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, LIMIT + 1))
+
+
+class ByName(nn.Module):
+    """Its last layer is called with a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(input=torch.tanh(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Softened,
+        Tied,
+        Backwards,
+        hooked,
+        hooked_before,
+        wide,
+        ByName,
+        lambda: nn.Sequential(network(), nn.BatchNorm1d(3)),
+    ],
+)
+def test_other_models_have_no_readout(make):
+    model, data = make(), task()
+    torch.manual_seed(3)
+    assert_close(run(NIW(model, LR), data), first_order_one(model, data), 1e-12)
+
+
+def with_penalty(learner, x, y, i):
+    learner.adapt(F.cross_entropy(learner(x), y) + 0.01 * sum(p.square().sum() for p in learner.parameters()))
+
+
+def on_other_data(learner, x, y, i):
+    learner.adapt(F.cross_entropy(learner(x + 0.1 * i), y))
+
+
+def on_halves(learner, x, y, i):
+    learner.adapt((F.cross_entropy(learner(x[:4]), y[:4]) + F.cross_entropy(learner(x[4:]), y[4:])) / 2)
+
+
+@pytest.mark.parametrize("adapt", [with_penalty, on_halves])
+def test_losses_of_something_else_than_the_outputs_are_of_first_order(adapt):
+    model, data = network(), task()
+    torch.manual_seed(3)
+    assert_close(run(NIW(model, LR), data, adapt), first_order_one(model, data, adapt), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "mixed", [on_other_data, lambda learner, *rest: (with_penalty if rest[-1] % 2 else on_other_data)(learner, *rest)]
+)
+def test_steps_of_both_kinds_can_follow_each_other(mixed):
+    model, data = network(), task()
+    torch.manual_seed(3)
+    found = run(NIW(model, LR), data, mixed)
+    assert max((a - b).abs().max() for a, b in zip(found, first_order_one(model, data, mixed))) > 1e-5
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return 2 * g
+
+
+def test_a_loss_without_second_derivatives_names_first_order():
+    niw, (x, y, *_) = NIW(network(), LR), task()
+    learner = niw.clone()
+    with pytest.raises(LossError, match="first_order=True"):
+        learner.adapt(F.cross_entropy(Once.apply(learner(x)).square(), y))
+    learner = niw.clone(first_order=True)
+    learner.adapt(F.cross_entropy(Once.apply(learner(x)).square(), y))
+
+
+def test_a_loss_whose_graph_was_freed_is_told():
+    learner, (x, y, *_) = NIW(network(), LR).clone(), task()
+    loss = F.cross_entropy(learner(x), y)
+    loss.backward()
+    with pytest.raises(LossError, match="freed"):
+        learner.adapt(loss)
+
+
+def test_a_query_after_every_step_has_its_own_gradient():
+    model, data = network(), task()
+    x, y, x_query, y_query = data
+    niw = NIW(model, LR, temperature=0.0)
+    learner, losses = niw.clone(), []
+    for _ in range(3):
+        learner.adapt(F.cross_entropy(learner(x), y))
+        losses.append(F.cross_entropy(learner(x_query), y_query))
+    sum(losses).backward()
+    found = gradients(niw)
+    each = [run(niw, data, steps=steps) for steps in (1, 2, 3)]
+    assert_close(found, [sum(parts) for parts in zip(*each)])
+
+
+def test_a_cloned_learner_goes_on_with_the_readout_s_steps():
+    model, data = network(), task()
+    x, y, x_query, y_query = data
+    niw = NIW(model, LR, temperature=0.0)
+    learner = niw.clone()
+    for _ in range(2):
+        learner.adapt(F.cross_entropy(learner(x), y))
+    twin = learner.clone()
+    for _ in range(STEPS - 2):
+        twin.adapt(F.cross_entropy(twin(x), y))
+    F.cross_entropy(twin(x_query), y_query).backward()
+    found = gradients(niw)
+    assert_close(found, run(niw, data))
+
+
+def test_outputs_of_more_dimensions():
+    model = network()
+    data = torch.randn(3, 3, 6), torch.randn(3, 3, 3), torch.randn(5, 6), torch.randn(5, 3)
+    found = []
+    for reshape in (False, True):
+        x, y = (t.reshape(9, -1) if reshape else t for t in data[:2])
+        niw = NIW(copy.deepcopy(model), LR, temperature=0.0)
+        learner = niw.clone()
+        for _ in range(3):
+            learner.adapt(F.mse_loss(learner(x), y))
+        F.mse_loss(learner(data[2]), data[3]).backward()
+        found.append([p.grad for p in niw.parameters()])
+    assert_close(*found)
