@@ -8,9 +8,9 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
     python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
-Every method has the same backbone, the same training tasks, as many of them, and a search of the same size. A run that
-was stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run with the old
-ones has to be moved away first.
+Every method has the same backbone, the same training tasks, as many of them, and a search of the same size; NIW has
+none of its own, but the learning rates of the same network without it. A run that was stopped goes on where it was, and
+a finished one is not run again. Where settings have changed, a run with the old ones has to be moved away first.
 """
 
 import argparse
@@ -33,14 +33,15 @@ COLUMNS = {
 }
 TRIAL = 4  # a trial of the search has this part of the iterations
 TUNING_SEED = 100
-OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one, or its method's
+OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
 TWO = (0.001, 0.003)
 READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
-INNER = {**dict.fromkeys(("maml", "fomaml", "anil", "niw"), READOUT), "reptile": (0.05, 0.2)}
+INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05, 0.2)}
+SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
 
 
 def space(method):
-    """Four settings, whatever the method; those of a head under NIW are those of the head."""
+    """Four settings, whatever the method."""
     if method in INNER:
         return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
     return [{"lr": lr} for lr in OUTER]
@@ -56,8 +57,11 @@ def trials(column, method, results):
 
 
 def search(column, methods, data, jobs, results):
-    """Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had."""
-    everything = {method: trials(column, method, results) for method in methods}
+    """
+    Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had. NIW has its
+    twin's.
+    """
+    everything = {method: trials(column, method, results) for method in methods if method in SEARCHED}
     failures = run_all([trial[1:] for own in everything.values() for trial in own], data, jobs, test=False)
     path = results / column / "settings.json"
     chosen = json.loads(path.read_text()) if path.exists() else {}
@@ -77,12 +81,13 @@ def search(column, methods, data, jobs, results):
 
 
 def table(column, args):
-    """Trains and tests every method with the settings that the search has chosen."""
+    """Trains and tests every method with the settings that the search has chosen for it, or for its twin."""
     path = args.results / column / "settings.json"
-    settings = json.loads(path.read_text()) if path.exists() else {}
-    for method in args.methods:
-        if method not in settings:
-            print(f"{column}: no settings were searched for {method}; it has its defaults.")
+    searched = json.loads(path.read_text()) if path.exists() else {}
+    settings = {method: searched.get(METHODS[method].twin or method, {}) for method in args.methods}
+    for method, own in settings.items():
+        if not own:
+            print(f"{column}: no settings were searched for {METHODS[method].twin or method}; {method} has defaults.")
     compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
 
 

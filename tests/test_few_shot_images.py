@@ -46,7 +46,8 @@ def here(tmp_path, monkeypatch):
 
 
 def test_every_method_has_four_settings():
-    for method in METHODS:
+    assert {METHODS[method].twin for method in METHODS} - {None} <= set(few_shot_images.SEARCHED)
+    for method in few_shot_images.SEARCHED:
         assert len({json.dumps(own) for own in few_shot_images.space(method)}) == 4
     for column in few_shot_images.COLUMNS.values():
         assert column.iterations % few_shot_images.TRIAL == 0
@@ -54,17 +55,17 @@ def test_every_method_has_four_settings():
 
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
-    call("--tune", "--methods", "protonet", "niw")
-    assert len(started) == 8
+    call("--tune", "--methods", "protonet", "niw-ncc")
+    assert len(started) == 4  # NIW has no search of its own
     found = json.loads((folder / "search" / "protonet.json").read_text())
     assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
     best = min(found, key=lambda line: line["validation_nll"])
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["protonet"] == {"lr": best["lr"]}
-    call("--methods", "protonet", "niw", "--seeds", "0")
+    call("--methods", "protonet", "niw-ncc", "--seeds", "0")
     printed = capsys.readouterr().out
     assert f"| lr {best['lr']:g} |" in printed
-    assert Config.load(folder / "runs" / "niw-0").inner_lr == settings["niw"]["inner_lr"]
+    assert Config.load(folder / "runs" / "niw-ncc-0").lr == best["lr"]
     before = len(started)
     call("--report")
     assert len(started) == before
