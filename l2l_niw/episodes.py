@@ -208,7 +208,8 @@ class Episodes:
     def _chunk(self, facts: Sequence[Facts], layout: Layout) -> int:
         """How many episodes fit into `memory`: what a graph saves, and about ten vectors of weights, take its bytes."""
         vectors = 10 + (self.steps if self._compiled else 0)
-        return max(1, int(self.memory) // (max(f.bytes for f in facts) + vectors * layout.d * layout.dtype.itemsize))
+        own = max(f.bytes for f in facts) + self.steps * facts[0].readout
+        return max(1, int(self.memory) // (own + vectors * layout.d * layout.dtype.itemsize))
 
     def _try(self, run: Callable):
         """What `run` returns, or None if this model's episodes cannot run side by side."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from l2l_niw.errors import ArgumentError
 from l2l_niw.predictions import Prediction
+from l2l_niw.readout import Call
 
 REMEMBERED = 4  # forwards, so that a long evaluation with gradients enabled holds no more than these
 
@@ -62,15 +63,15 @@ class Inputs:
 @dataclass
 class Forward:
     """
-    A forward whose loss may come to `adapt`. Its weights are views of its own: they tell whether it did. `readout` has
-    the readout's features and outputs, if the latter are the forward's.
+    A forward whose loss may come to `adapt`. Its weights are views of its own: they tell whether it did. `readout` is
+    the readout's call, if what that gave is what the forward did.
     """
 
     inputs: Inputs
     weights: List[Tensor]
     n: Optional[int]
     outputs: Any
-    readout: Optional[Tuple[Tensor, Tensor]] = None
+    readout: Optional[Call] = None
 
 
 def count_data(forwards: List[Forward]) -> int:

@@ -1,6 +1,7 @@
 """One task's network: a clone of the model, its Langevin chain, and the posterior that follows from it."""
 
 import copy
+import weakref
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 import torch
@@ -15,7 +16,7 @@ from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.forwards import REMEMBERED, Forward, Inputs, batch_size, count_data, sum_of_present
 from l2l_niw.posterior import Posterior
 from l2l_niw.prior import Prior
-from l2l_niw.readout import Step, Trace, depends_only_on, differentiate, with_ones
+from l2l_niw.readout import Call, Step, Trace, by_datum, depends_only_on, differentiate, with_ones
 from l2l_niw.weights import Replica
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class NIWLearner(BaseLearner):
         with torch.inference_mode(False), torch.enable_grad():
             weights = list(ModelWeights.apply(prior, *prior.flat))
         replica.put(weights)
-        place = niw._traced_readout(first_order)
+        place = niw._traced_readout(prior.layout, first_order)
         self._set(
             niw=niw,  # not a submodule: parameters() are this learner's own
             first_order=first_order,
@@ -52,8 +53,8 @@ class NIWLearner(BaseLearner):
             _prior=prior,
             _scale=prior.growth() if niw.options.precondition else None,
             _replica=replica,
-            _readout=None if place is None else Trace(place, niw.lr),
-            _calls=[] if place is None else replica.watch(place.name),  # of the readout
+            _watched=None if place is None else place.name,
+            _readout=None if place is None else Trace(place),
             _at_chain=weights,
             _drawn=None,
             _chain=Chain(prior.flat.m0 if niw.options.trace == "full" else prior.flat.m0.detach()),
@@ -77,15 +78,14 @@ class NIWLearner(BaseLearner):
             weights = [w.view_as(w) for w in weights]
         self._replica.put(weights)
         try:
-            outputs = self.module(*args, **kwargs)
+            with self._replica.watching(None if query or not remember else self._watched, Call) as calls:
+                outputs = self.module(*args, **kwargs)
         finally:
             self._replica.put(self._at_chain)
-            calls = self._calls.copy()
-            self._calls.clear()
         if remember:
             n = batch_size(outputs, (args, kwargs))
             kept = outputs if self.niw.options.curvature.needs_outputs else None
-            known = not query and len(calls) == 1 and len(calls[0]) == 2 and calls[0][1] is outputs
+            known = len(calls) == 1 and calls[0].gave(outputs)
             forward = Forward(inputs, weights, n, kept, calls[0] if known else None)
             self._set(_recent=[*self._recent[1 - REMEMBERED :], forward])
             if self._episode is not None and n:
@@ -121,8 +121,8 @@ class NIWLearner(BaseLearner):
         **Arguments**
 
         * **loss** (Tensor) - Mean loss over the support.
-        * **first_order** (bool, *optional*, default=None) - Whether this step has no second derivatives.
-            Defaults to the clone's.
+        * **first_order** (bool, *optional*, default=None) - Whether this step has no second derivatives;
+            those of a first-order clone have none anyway.
         * **allow_unused** (bool, *optional*, default=None) - Whether parameters that the loss does not
             depend on are left alone; their posterior is the prior. Defaults to the wrapper's.
         * **allow_nograd** (bool, *optional*, default=None) - Whether parameters with
@@ -136,9 +136,7 @@ class NIWLearner(BaseLearner):
         check_loss(loss, look=options.curvature.needs_outputs)
         recent = self._recent
         self._set(_recent=[])  # whatever becomes of this loss, its forwards are done with
-        gradients, forwards, readout = self._gradients(
-            loss, recent, self.first_order if first_order is None else first_order
-        )
+        gradients, forwards, readout = self._gradients(loss, recent, bool(first_order))
         present = [g is not None for g in gradients]
         check_used(self._prior.layout.names, present, self.allow_unused if allow_unused is None else allow_unused)
         n = count_data(forwards) if n is None else n
@@ -159,14 +157,13 @@ class NIWLearner(BaseLearner):
         self, loss: Tensor, recent: List[Forward], first_order: bool
     ) -> Tuple[List[Optional[Tensor]], List[Forward], Optional[Trace]]:
         """The loss's gradient for each parameter, the forwards that it depends on, and the readout's steps with it."""
-        weights = self._at_chain + (self._drawn or [])
-        traced = None
-        if self._readout is not None and not first_order:
-            known = (f for f in recent if f.readout is not None and depends_only_on(loss, f.readout[-1], weights))
-            traced = next(known, None)
+        weights, readout = self._at_chain + (self._drawn or []), self._readout
         try:
-            if traced is not None:
-                return self._traced_gradients(loss, traced)
+            if readout is not None and not first_order:
+                for forward in recent:
+                    call = forward.readout
+                    if call and call.gave(call.outputs) and depends_only_on(loss, call.outputs, weights):
+                        return self._traced_gradients(loss, forward)
             gradients, forwards = self._plain_gradients(loss, recent, weights)
         except RuntimeError as error:
             if "second time" not in str(error):
@@ -175,8 +172,7 @@ class NIWLearner(BaseLearner):
                 "adapt: the loss's graph was freed by an earlier adapt or backward. Compute the loss anew, from "
                 "the learner's present weights, before each adapt."
             ) from error
-        readout = self._readout
-        return gradients, forwards, readout and readout.append(Step(self._matrix()))
+        return gradients, forwards, readout and readout.append(Step(self._matrix(), self.niw.lr))
 
     def _plain_gradients(
         self, loss: Tensor, recent: List[Forward], weights: List[Tensor]
@@ -196,32 +192,41 @@ class NIWLearner(BaseLearner):
         return gradients, behind
 
     def _traced_gradients(self, loss: Tensor, forward: Forward) -> Tuple[List[Optional[Tensor]], List[Forward], Trace]:
-        """The same of a loss that is a function of the readout's outputs; the first one's graph is kept."""
-        features, outputs = forward.readout
-        first = self._readout.pull is None and features.requires_grad
-        gradient, hessian = differentiate(loss, outputs)
+        """The same of a loss that is a function of the readout's outputs; the graph of the first one's is kept."""
+        trace, holder = self._readout, weakref.ref(self._replica)  # which, held, would hold itself by its weights
+        features, outputs = forward.readout.features, forward.readout.outputs
+        keep = trace.pull is None and features.requires_grad
+        gradient, hessian, separable = differentiate(loss, outputs)
         found = torch.autograd.grad(
             outputs,
             forward.weights,
             gradient.view_as(outputs),
             allow_unused=True,
-            retain_graph=first or self.niw.options.curvature.needs_outputs or None,
+            retain_graph=keep or self.niw.options.curvature.needs_outputs or None,
         )
 
         def pull(slope: Tensor) -> Sequence[Optional[Tensor]]:
-            slope = slope.view_as(features).to(features.dtype)
-            return torch.autograd.grad(features, forward.weights, slope, allow_unused=True, retain_graph=True)
+            replica, slope = holder(), slope.reshape(features.shape).to(features.dtype)
+            before = replica and replica.put(forward.weights)  # for what computes its forward anew, as checkpoints do
+            try:
+                return torch.autograd.grad(features, forward.weights, slope, allow_unused=True, retain_graph=True)
+            finally:
+                if replica:
+                    replica.put(before)
 
-        inputs = with_ones(features.detach().flatten(0, -2), self._readout.place.bias is not None)
-        parts = (t.to(self._prior.layout.dtype) for t in (inputs, gradient, hessian))
-        readout = self._readout.append(Step(self._matrix(), *parts), pull if first else None)
-        return list(found), [forward], readout
+        inputs = with_ones(by_datum(features.detach()), trace.place.bias is not None)
+        zero = torch.zeros_like(gradient[..., :1])  # for a step of first order, and no device has to wait for that
+        known = torch.where(separable, gradient, zero), torch.where(separable, hessian, zero.unsqueeze(-1))
+        parts = (t.to(self._prior.layout.dtype) for t in (inputs, *known))
+        first = trace.data is None or forward.inputs.same_as(trace.data)
+        step = Step(self._matrix(), self.niw.lr, *parts, first)
+        return list(found), [forward], trace.append(step, forward.inputs, pull if keep else None)
 
     @torch.no_grad()
     def _matrix(self) -> Tensor:
         """The readout's present weights, in memory of their own."""
         parts = self._prior.layout.split(self._chain.theta, cast=False)
-        return self._readout.place.join(parts).clone()
+        return torch.clone(self._readout.place.join(parts))
 
     def _step(self, gradients: List[Optional[Tensor]], n: int, loss: Tensor) -> Tuple[Chain, Optional[Tensor]]:
         """

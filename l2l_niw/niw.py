@@ -78,8 +78,9 @@ class NIW(BaseLearner):
         size of its steps; 'readout', also how the steps of the readout depend on the support's features
         and on each other, as in ANIL, for one more backward of the support; 'full', the graph of all
         steps, as in MAML, at MAML's cost. A readout is a last `nn.Linear` without hooks whose outputs,
-        128 at most, are the model's; with other models, and losses that depend on weights by another
-        way, 'readout' is 'first'. Posterior and KL always take the moments as constants.
+        128 at most, are the model's; with other models, losses that are no sums over data or depend on
+        weights by another way, and steps on ever new inputs, 'readout' is 'first'. Posterior and KL
+        always take the moments as constants.
     * **precondition** (bool, *optional*, default=True) - Whether a weight's steps grow and shrink with
         its V_0 / n_0, relative to the start, so that weights which differ more between tasks move
         further. The chain's law is the same; the steps' sizes are learned, as in Meta-SGD.
@@ -231,7 +232,7 @@ class NIW(BaseLearner):
                     "then wrap it, so that V_0 covers every parameter."
                 )
             self._layout, self._signature = Layout(dict(named)), signature
-            self._readout = readout.find(self.module, self._layout)
+            self._layout.readout = readout.find(self.module, self._layout)
         for (_, p), v in zip(named, log_variance):
             if v.requires_grad != p.requires_grad:
                 v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
@@ -241,9 +242,9 @@ class NIW(BaseLearner):
             check_degrees(self.raw_n0, self.options.wishart, self._layout.d)
         return Prior(self._layout, self.options.wishart, m0, log_variance, self.raw_n0, self.log_start)
 
-    def _traced_readout(self, first_order: bool) -> Optional[readout.Place]:
+    def _traced_readout(self, layout: Layout, first_order: bool) -> Optional[readout.Place]:
         """Where the readout stands, if its steps are to be traced."""
-        place = self._readout
+        place = layout.readout
         if place is None or first_order or self.options.trace != "readout":
             return None
         module = self.module.get_submodule(place.name)

@@ -2,11 +2,11 @@
 
 A model's readout is its last linear layer, where the layer's outputs are the model's. Where a chain takes it depends on
 the support's features, and so on all weights. For losses that are sums over data a step of it is a function of a few
-small tensors: they are kept, and no graph is, but that of the first step's features.
+small tensors: they are kept, and no graph is, but that of the first step's features, which stand for all steps'.
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,11 @@ from torch.autograd.graph import Node
 from l2l_niw.errors import LossError
 from l2l_niw.weights import Layout
 
-LIMIT = 128  # outputs: of every datum the square of their number is kept
+if TYPE_CHECKING:
+    from l2l_niw.forwards import Inputs
+
+OUTPUTS = 128  # of a readout, at most: the Hessian takes as many small backwards
+NUMBERS = 2**22  # in the Hessians of a step, at most
 
 
 class Place(NamedTuple):
@@ -40,18 +44,42 @@ class Place(NamedTuple):
 
 def find(model: nn.Module, layout: Layout) -> Optional[Place]:
     """
-    A model's last module with parameters, if that is a linear layer with at most `LIMIT` outputs whose weights are
+    A model's last module with parameters, if that is a linear layer with at most `OUTPUTS` outputs whose weights are
     random and no other's.
     """
     owners = [(name, module) for name, module in model.named_modules() if module._parameters]
     name, last = owners[-1]
-    if type(last) is not nn.Linear or last.out_features > LIMIT:
+    if type(last) is not nn.Linear or last.out_features > OUTPUTS:
         return None
     numbers = {key: layout.index.get(id(p)) for key, p in last._parameters.items() if p is not None}
     places = [id(p) for _, owner in owners for p in owner._parameters.values()]
-    if None in numbers.values() or any(places.count(id(p)) > 1 for p in last.parameters()):
+    known = "weight" in numbers and numbers.keys() <= {"weight", "bias"}  # not so if it is reparametrised
+    if not known or None in numbers.values() or any(places.count(id(p)) > 1 for p in last.parameters()):
         return None
     return Place(name, numbers["weight"], numbers.get("bias"))
+
+
+class Call:
+    """
+    **Description**
+
+    A call of a readout, seen by a hook: its features and its outputs, as long as nothing has been written to them.
+
+    **Arguments**
+
+    * **args** (tuple) - What the layer was called with.
+    * **outputs** (Tensor) - What it returned.
+    """
+
+    def __init__(self, args: Tuple[Tensor, ...], outputs: Tensor):
+        self.features, self.outputs = args[0] if len(args) == 1 else None, outputs
+        self._made = outputs.grad_fn, outputs._version
+
+    def gave(self, outputs: Any) -> bool:
+        """Whether these are its outputs, as they were, and few enough to be traced."""
+        own = outputs is self.outputs and self.features is not None and outputs.grad_fn is not None
+        small = own and outputs.numel() * outputs.shape[-1] <= NUMBERS
+        return small and (outputs.grad_fn, outputs._version) == self._made
 
 
 class Step(NamedTuple):
@@ -62,19 +90,28 @@ class Step(NamedTuple):
     has nothing but its matrix.
 
     * `matrix` - Weight and bias before it, (C, F + 1).
+    * `lr` - Its size.
     * `inputs` - The features, and ones for the bias, (N, F + 1).
     * `gradient` - Of the loss in the outputs, (N, C).
     * `hessian` - The same once more, for every datum, (N, C, C).
+    * `first` - Whether its data are those of the first step.
     """
 
     matrix: Tensor
+    lr: float
     inputs: Optional[Tensor] = None
     gradient: Optional[Tensor] = None
     hessian: Optional[Tensor] = None
+    first: bool = True
 
 
 def with_ones(features: Tensor, bias: bool) -> Tensor:
     return torch.cat([features, torch.ones_like(features[..., :1])], -1) if bias else features
+
+
+def by_datum(tensor: Tensor) -> Tensor:
+    """(N, C), whatever dimensions come before the last."""
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def nodes(tensor: Tensor, stop: Optional[Node]) -> Iterator[Node]:
@@ -96,28 +133,36 @@ def depends_only_on(loss: Tensor, outputs: Tensor, weights: Sequence[Tensor]) ->
     return outputs.grad_fn in found and found.isdisjoint(w.grad_fn for w in weights)
 
 
-def differentiate(loss: Tensor, outputs: Tensor) -> Tuple[Tensor, Tensor]:
-    """A loss's gradient in the outputs, (N, C), and the Hessian of every datum, (N, C, C)."""
+@torch.enable_grad()
+def differentiate(loss: Tensor, outputs: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """
+    A loss's gradient in the outputs, (N, C), the Hessian of every datum, (N, C, C), and whether that is all of it:
+    whether the loss is a sum over data.
+    """
     (gradient,) = torch.autograd.grad(loss, outputs, create_graph=True)
     try:
-        if any("Error" in node.name() for node in nodes(gradient, outputs.grad_fn)):  # autograd would take it for 0
-            raise RuntimeError("a part of it is marked once_differentiable")
-        rows = [hessian_row(gradient, outputs, i) for i in range(outputs.shape[-1])]
+        if any(node.name() == "torch::autograd::Error" for node in nodes(gradient, outputs.grad_fn)):
+            raise RuntimeError("a part of it is marked once_differentiable")  # autograd would take it for constant
+        units = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        rows = [hessian_times(gradient, outputs, unit.expand_as(outputs)) for unit in units]
+        probe = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype, device=outputs.device).sin()
+        probe = probe.view_as(outputs)
+        expected = hessian_times(gradient, outputs, probe)
     except RuntimeError as error:
         raise LossError(
             f"adapt: the loss has no second derivatives in the model's outputs: {error}. Pass first_order=True to NIW."
         ) from error
-    gradient, *rows = (t.detach().flatten(0, -2) for t in (gradient, *rows))
-    return gradient, torch.stack(rows, -2)
+    hessian = torch.stack([by_datum(row) for row in rows], -2)
+    expected = by_datum(expected)
+    rest = torch.einsum("nc,ncd->nd", by_datum(probe), hessian) - expected
+    return by_datum(gradient.detach()), hessian, rest.abs().max() <= 0.01 * expected.abs().max()
 
 
-def hessian_row(gradient: Tensor, outputs: Tensor, i: int) -> Tensor:
-    """Every datum's second derivatives in its output i and another one."""
+def hessian_times(gradient: Tensor, outputs: Tensor, vector: Tensor) -> Tensor:
     if not gradient.requires_grad:
         return torch.zeros_like(outputs)
-    column = gradient[..., i].sum()
-    (row,) = torch.autograd.grad(column, outputs, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return row
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return torch.autograd.grad(gradient, outputs, vector, **options)[0].detach()
 
 
 @dataclass(frozen=True)
@@ -130,19 +175,19 @@ class Trace:
     **Arguments**
 
     * **place** (Place) - The readout's.
-    * **lr** (float) - Of the chain's steps.
     * **steps** (tuple, *optional*, default=()) - The steps.
-    * **pull** (callable, *optional*, default=None) - From a gradient in the first step's features to that of every
-        parameter, or None.
+    * **data** (Inputs, *optional*, default=None) - What the first of them was taken on.
+    * **pull** (callable, *optional*, default=None) - From a gradient in its features to that of every parameter, or
+        None.
     """
 
     place: Place
-    lr: float
     steps: Tuple[Step, ...] = ()
+    data: Optional["Inputs"] = None
     pull: Optional[Callable[[Tensor], Sequence[Optional[Tensor]]]] = None
 
-    def append(self, step: Step, pull: Optional[Callable] = None) -> "Trace":
-        return replace(self, steps=(*self.steps, step), pull=self.pull or pull)
+    def append(self, step: Step, data: Optional["Inputs"] = None, pull: Optional[Callable] = None) -> "Trace":
+        return replace(self, steps=(*self.steps, step), data=self.data or data, pull=self.pull or pull)
 
     def back(
         self, in_mean: Tensor, in_end: Tensor, kept: int, end: Tensor, sizes: Optional[Tensor]
@@ -151,7 +196,7 @@ class Trace:
         **Description**
 
         From gradients in the readout's iterates to those in where it began, in the logarithm of its steps' sizes, and
-        in the first step's features, which stand for every step's (None if no step is known).
+        in the first step's features, which stand for those of every step on the same data (None if none is known).
 
         **Arguments**
 
@@ -169,10 +214,11 @@ class Trace:
             end = step.matrix
             if step.inputs is None:
                 continue
-            moved = -self.lr * (u if sizes is None else sizes * u)
+            moved = -step.lr * (u if sizes is None else sizes * u)
             in_outputs = torch.einsum("...nc,...ncd->...nd", step.inputs @ moved.mT, step.hessian)
             in_inputs = step.gradient @ moved + in_outputs @ step.matrix
-            in_features = in_inputs if in_features is None else in_features + in_inputs
+            if step.first:
+                in_features = in_inputs if in_features is None else in_features + in_inputs
             u = u + in_outputs.mT @ step.inputs
         if in_features is not None and self.place.bias is not None:
             in_features = in_features[..., :-1]

@@ -20,7 +20,7 @@ from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.forwards import batch_size
 from l2l_niw.niw import NIW
 from l2l_niw.prior import FlatPrior, Prior
-from l2l_niw.readout import Step, Trace, with_ones
+from l2l_niw.readout import Call, Step, Trace, by_datum, differentiate, with_ones
 from l2l_niw.weights import Layout, Replica, Stateless
 
 Data = Sequence[Tensor]
@@ -56,13 +56,13 @@ class Split(Network):
 class Facts(NamedTuple):
     """
     What one look at a loss tells: the number of data, which parameters it uses, the bytes that its graph saves, and
-    whether it is a function of what the readout makes of them.
+    those of a step of the readout, 0 if it is not traced.
     """
 
     n: int
     used: Tuple[bool, ...]
     bytes: int
-    readout: bool
+    readout: int
 
 
 class Problem:
@@ -82,7 +82,7 @@ class Problem:
     def __init__(self, niw: NIW, layout: Layout, loss: Loss, name: str):
         self.niw, self.layout, self.loss, self.name = niw, layout, loss, name
         self.run = Stateless(niw.module)
-        self.place = niw._traced_readout(niw.first_order)
+        self.place = niw._traced_readout(layout, niw.first_order)
         self.body = None if self.place is None else Stateless(Replica(niw.module, layout).without(self.place.name))
 
     def network(self, theta: Tensor, split: bool = False) -> Network:
@@ -131,22 +131,23 @@ class Problem:
             gradient, back = vjp(slope, F.linear(features, *weights))
             units = torch.eye(gradient.shape[-1], dtype=gradient.dtype, device=gradient.device)
             rows = vmap(lambda unit: back(unit.expand_as(gradient))[0])(units)
-            inputs = with_ones(features.flatten(0, -2), self.place.bias is not None)
-            return inputs, gradient.flatten(0, -2), rows.flatten(1, -2).movedim(0, -2)
+            inputs = with_ones(by_datum(features), self.place.bias is not None)
+            hessian = rows.reshape(len(units), -1, len(units)).movedim(0, -2)
+            return inputs, by_datum(gradient), hessian
 
         found = vmap(one, randomness="different")(theta, features, tuple(data))
         parts = [t.to(self.layout.dtype) for t in found]
-        return Step(self.place.join(self.layout.split(theta, cast=False)), *parts)
+        return Step(self.place.join(self.layout.split(theta, cast=False)), self.niw.lr, *parts)
 
     def pull(self, m0: Tensor, data: Data) -> Callable[[Tensor], List[Tensor]]:
         """From gradients in C episodes' features to those of every parameter, at m_0."""
 
-        def one(slope: Tensor, data: Data) -> Tensor:
+        def one(slope: Tensor, m0: Tensor, data: Data) -> Tensor:
             features, back = vjp(lambda theta: self.features(theta, data), m0)
-            return back(slope.view_as(features).to(features.dtype))[0]
+            return back(slope.reshape(features.shape).to(features.dtype))[0]
 
         run = vmap(one, randomness="different")
-        return lambda slopes: self.layout.split(run(slopes, tuple(data)), cast=False)
+        return lambda slopes: self.layout.split(run(slopes, m0.expand(len(slopes), -1), tuple(data)), cast=False)
 
     def all_gradients(self, theta: Tensor, data: Data, traced: Sequence[int]) -> Tuple[Tensor, List[Tensor], Tensor]:
         """The same, and the gradients of those of the data that are `traced`."""
@@ -180,13 +181,13 @@ class Problem:
 
         weights = [w.detach().requires_grad_() for w in self.layout.split(theta)]
         buffers = {name: b.clone() for name, b in self.niw.module.named_buffers()}  # a look writes to nothing
-        network = Network(self.run, {**dict(zip(self.layout.names, weights)), **buffers})
-        seen: List[Tensor] = []
+        network, first = Network(self.run, {**dict(zip(self.layout.names, weights)), **buffers}), [t[0] for t in data]
+        state, seen = torch.get_rng_state(), []
         watched = nn.Identity() if self.place is None else self.niw.module.get_submodule(self.place.name)
-        handle = watched.register_forward_hook(lambda module, args, output: seen.append(output))
+        handle = watched.register_forward_hook(lambda module, args, outputs: seen.append(Call(args, outputs)))
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                value = self.loss(network, *(t[0] for t in data))
+                value = self.loss(network, *first)
         finally:
             handle.remove()
         counts = [n for n, _ in network.calls]
@@ -196,9 +197,34 @@ class Problem:
             raise LossError(f"the {self.name} loss does not depend on its network: compute it as loss(network, ...).")
         if None in counts:
             raise ArgumentError(f"the {self.name} loss: no output has a batch dimension, so data cannot be counted.")
+        readout = 0
+        if len(seen) == len(counts) == 1 and self.name == "support" and seen[0].gave(network.calls[0][1]):
+            readout = self.look_at_readout(value, seen[0], theta, buffers, first, state)
         found = torch.autograd.grad(value, weights, allow_unused=True)
-        readout = len(seen) == len(counts) == 1 and seen[0] is network.calls[0][1]
         return Facts(sum(counts), tuple(g is not None for g in found), sum(saved.values()), readout)
+
+    def look_at_readout(
+        self, value: Tensor, call: Call, theta: Tensor, buffers: Dict[str, Tensor], data: Data, state: Tensor
+    ) -> int:
+        """The bytes of a step of the readout, 0 if the loss does not let it be traced."""
+        if not differentiate(value, call.outputs)[-1]:
+            return 0
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)  # as the first time
+        network = self.network(theta.detach(), split=True)
+        network.weights.update({name: b for name, b in buffers.items() if self.body.has(name)})
+        try:
+            with torch.no_grad():
+                self.loss(network, *data)
+                same = torch.allclose(F.linear(network.features, *network.readout), call.outputs, atol=1e-4, rtol=1e-3)
+        except AttributeError:
+            same = False
+        finally:
+            torch.set_rng_state(after)
+        if not same:
+            raise RuntimeError("the model is not its last layer of what it is without it.")
+        numbers = call.features.numel() + call.outputs.numel() * (1 + call.outputs.shape[-1])
+        return (numbers + sum(w.numel() for w in network.readout if w is not None)) * self.layout.dtype.itemsize
 
 
 class Result(NamedTuple):
@@ -277,7 +303,7 @@ def objective(
     """The episodes' objective, and its gradient summed over them, from L_0 to the query and back."""
     niw, options = support.niw, support.niw.options
     scale = growth(niw, prior, flat)
-    result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data, facts[0].readout)
+    result = run_chains(support, facts[0], steps, flat.m0, scale, noise, support_data, facts[0].readout > 0)
     variance = noise_variance(niw.lr, options.temperature, facts[0].n)
     a = chain_precision(options, prior.layout, result.chain, result.observed, facts[0].used, variance, scale)
     a = a.clamp(*options.precision_range)
@@ -287,7 +313,7 @@ def objective(
     kl_weight = options.kl_weight / facts[1].n
     slopes = pull_back(options, prior, flat, m_bar, a, offset, gradient, kl_weight)
     if facts[0].readout:
-        trace = Trace(support.place, niw.lr, tuple(result.steps), support.pull(flat.m0, support_data))
+        trace = Trace(support.place, tuple(result.steps), pull=support.pull(flat.m0, support_data))
         add_readout(options, prior, flat, result.chain, a, scale, trace, gradient, slopes)
     kl = None if options.auto_kl else kl_to_prior(prior, flat, m_bar, a)
     return Objective(result, losses, kl, (slopes.m0.sum(0), slopes.log_variance.sum(0), slopes.raw_n0), inputs)

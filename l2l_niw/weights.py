@@ -1,9 +1,10 @@
 """A model's random weights as one flat vector, and back."""
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from functools import reduce
 from itertools import accumulate
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,7 @@ class Layout:
         self._places = list(zip(self.shapes, strides, accumulate(self.sizes, initial=0)))
         self.dtype = reduce(torch.promote_types, self.dtypes, torch.float32)
         self.uniform = all(dtype == self.dtype for dtype in self.dtypes)
+        self.readout: Any = None  # its place, if there is one
 
     def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
         """One vector, in float32 at least: chains and closed forms are no work for half precision."""
@@ -152,6 +154,7 @@ class Replica:
     def __init__(self, model: nn.Module, layout: Layout):
         self._places: List[Tuple[dict, str, int]] = []  # a shared weight has several
         self._recurrent: List[nn.Module] = []  # RNNs read their weights from a list of their own
+        self._held: Sequence[Tensor] = ()
         self.module = self._copy(model, layout.index, {})
 
     def _copy(self, module: nn.Module, index: Dict[int, int], memo: Dict[int, nn.Module]) -> nn.Module:
@@ -170,12 +173,21 @@ class Replica:
                 self._recurrent.append(twin)
         return twin
 
-    def watch(self, name: str) -> List[Tuple[Tensor, Tensor]]:
-        """A list that every call of one of the modules, which has no hooks, adds its input and its output to."""
-        module, seen = self.module.get_submodule(name), []
-        module._forward_hooks = OrderedDict()  # the copy's own
-        module.register_forward_hook(lambda module, args, output: seen.append((*args, output)))
-        return seen
+    @contextmanager
+    def watching(self, name: Optional[str], record: Callable[[tuple, Any], Any]) -> Iterator[list]:
+        """A list of what is recorded of the arguments and the outputs of one of the modules' calls, meanwhile."""
+        seen: list = []
+        if name is None:
+            yield seen
+            return
+        module = self.module.get_submodule(name)
+        before = module._forward_hooks  # the model's own
+        module._forward_hooks = OrderedDict(before)
+        module.register_forward_hook(lambda module, args, outputs: seen.append(record(args, outputs)))
+        try:
+            yield seen
+        finally:
+            module._forward_hooks = before
 
     def without(self, name: str) -> nn.Module:
         """The copy without one of its modules: what that one got comes out of its place."""
@@ -184,11 +196,15 @@ class Replica:
             return nn.Identity()
         for module in self.module.modules():
             module._modules.update({key: nn.Identity() for key, own in module._modules.items() if own is gone})
+        for owner in self._recurrent:
+            owner._flat_weights = list(owner._flat_weights)  # which calls write to
         return self.module
 
-    def put(self, tensors: Sequence[Tensor]) -> None:
-        """Writes weights into the module, keeping their graph."""
+    def put(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Writes weights into the module, keeping their graph, and returns those that were there before."""
+        before, self._held = self._held, tensors
         for parameters, key, i in self._places:
             parameters[key] = tensors[i]
         for owner in self._recurrent:
             owner._flat_weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
+        return before

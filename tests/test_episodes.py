@@ -52,6 +52,7 @@ def test_memory_decides_how_many_run_side_by_side(monkeypatch):
     episodes(support, query)
     d = sum(p.numel() for p in niw.module.parameters())
     one = max(facts.bytes for facts in episodes._facts.values()) + 40 * d
+    one += sum(facts.readout for facts in episodes._facts.values())
     monkeypatch.setattr(side_by_side, "objective", lambda *a: sizes.append(len(a[-2][0])) or original(*a))
     for memory, expected in ((one, [1, 1, 1]), (2 * one, [2, 1]), (3 * one, [3])):
         sizes.clear()

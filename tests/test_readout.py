@@ -1,16 +1,20 @@
 """What a readout's steps owe to L_0: MAML's and ANIL's second derivatives, and where they are left out."""
 
 import copy
+import warnings
 
 import learn2learn as l2l
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
 from l2l_niw import NIW
+from l2l_niw.episodes import Episodes
 from l2l_niw.errors import LossError
-from l2l_niw.readout import LIMIT
+from l2l_niw.learner import NIWLearner
+from l2l_niw.readout import OUTPUTS
 
 STEPS, LR = 5, 0.4
 
@@ -211,7 +215,7 @@ def hooked_before():
 
 
 def wide():
-    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, LIMIT + 1))
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, OUTPUTS + 1))
 
 
 class ByName(nn.Module):
@@ -256,7 +260,22 @@ def on_halves(learner, x, y, i):
     learner.adapt((F.cross_entropy(learner(x[:4]), y[:4]) + F.cross_entropy(learner(x[4:]), y[4:])) / 2)
 
 
-@pytest.mark.parametrize("adapt", [with_penalty, on_halves])
+def pooled(learner, x, y, i):
+    learner.adapt(F.cross_entropy(learner(x.unflatten(0, (3, 3))).mean(1), y[:3]))
+
+
+def centred(learner, x, y, i):
+    outputs = learner(x)
+    learner.adapt((outputs - outputs.mean(0)).square().mean())
+
+
+def written_over(learner, x, y, i):
+    outputs = learner(x)
+    outputs *= 3.0
+    learner.adapt(F.cross_entropy(outputs, y))
+
+
+@pytest.mark.parametrize("adapt", [with_penalty, on_halves, pooled, centred, written_over])
 def test_losses_of_something_else_than_the_outputs_are_of_first_order(adapt):
     model, data = network(), task()
     torch.manual_seed(3)
@@ -271,6 +290,111 @@ def test_steps_of_both_kinds_can_follow_each_other(mixed):
     torch.manual_seed(3)
     found = run(NIW(model, LR), data, mixed)
     assert max((a - b).abs().max() for a, b in zip(found, first_order_one(model, data, mixed))) > 1e-5
+
+
+def test_steps_on_other_numbers_of_data():
+    def adapt(learner, x, y, i):
+        n = 9 if i < 2 else 6
+        learner.adapt(F.cross_entropy(learner(x[:n]), y[:n]))
+
+    assert all(g.isfinite().all() for g in run(NIW(network(), LR), task(), adapt))
+
+
+def test_one_datum_by_itself():
+    model, (x, y, x_query, y_query) = nn.Linear(6, 3), task()
+
+    def adapt(learner, x, y, i):
+        learner.adapt(F.cross_entropy(learner(x[0]), y[0]), **({"n": 1} if isinstance(learner, NIWLearner) else {}))
+
+    niw = NIW(model, LR, temperature=0.0, precondition=False)
+    data = (x, y, x_query, y_query)
+    assert_close(run(niw, data, adapt)[:2], run(l2l.algorithms.MAML(copy.deepcopy(model), LR), data, adapt))
+
+
+def test_predictions_on_the_way_change_nothing():
+    model, data = network(), task()
+
+    def adapt(learner, x, y, i):
+        learner.adapt(F.cross_entropy(learner(x), y))
+        with torch.random.fork_rng():
+            learner.posterior().predict(x, samples=2, together=False)
+            learner.posterior(lambda net: F.cross_entropy(net(x), y), steps=2)
+            learner.module(x)
+
+    found = []
+    for steps in (adapt, None):
+        torch.manual_seed(3)
+        found.append(run(NIW(model, LR), data, steps))
+    assert_close(*found)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers[2](torch.utils.checkpoint.checkpoint(self.layers[:2], x, use_reentrant=False))
+
+
+def test_a_body_that_is_computed_anew_has_its_own_weights():
+    model, data = network(), task()
+    found = [run(NIW(m, LR, temperature=0.0), data) for m in (model, Checkpointed(model))]
+    assert_close(*found)
+
+
+class Shaped(nn.Module):
+    """It asks its last layer something."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.body(x)).reshape(-1, self.last.in_features))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.body(x.unflatten(-1, (3, 2)))[0][:, -1])
+
+
+def cross_entropy(net, x, y):
+    return F.cross_entropy(net(x), y)
+
+
+def centred_loss(net, x, y):
+    outputs = net(x)
+    return (outputs - outputs.mean(0) - torch.eye(3)[y]).square().mean()
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, centred_loss])
+@pytest.mark.parametrize(
+    ("make", "warns"),
+    [(network, None), (Recurrent, None), (ByName, None), (Softened, None), (Shaped, "its last layer"),
+     (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3), nn.ReLU(inplace=True)), None)],
+)  # fmt: skip
+def test_episodes_side_by_side_have_the_loop_s_gradient(make, warns, loss):
+    model, tasks = make(), [task() for _ in range(3)]
+    niw = NIW(model, LR, temperature=0.0)
+    support, query = ([torch.stack(t) for t in zip(*(task[k : k + 2] for task in tasks))] for k in (0, 2))
+    expects = pytest.warns(UserWarning, match=warns) if warns and loss is cross_entropy else warnings.catch_warnings()
+    with expects:
+        if not warns:
+            warnings.simplefilter("error")
+        Episodes(niw, loss, steps=3)(support, query).backward()
+    found = gradients(niw)
+    niw.zero_grad()
+    for x, y, x_query, y_query in tasks:
+        learner = niw.clone()
+        for _ in range(3):
+            learner.adapt(loss(learner, x, y))
+        (loss(learner, x_query, y_query) / 3).backward()
+    assert_close(found, gradients(niw))
 
 
 class Once(torch.autograd.Function):
