@@ -62,8 +62,9 @@ class Swap(Method):
     def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
         self.module, self.steps, self.samples = algorithm, steps, samples
 
-    def adapted(self, x: Tensor, y: Tensor) -> nn.Module:
-        learner = self.module.clone()
+    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> nn.Module:
+        """A learner after its steps, which keep no more than they need for a test."""
+        learner = self.module.clone(first_order=True) if test else self.module.clone()
         for _ in range(self.steps):
             learner.adapt(F.cross_entropy(learner(x), y))
         return learner
@@ -73,7 +74,7 @@ class Swap(Method):
         return F.cross_entropy(logits, task.y_query), logits
 
     def log_probabilities(self, task: Tasks) -> Tensor:
-        learner = self.adapted(task.x, task.y)
+        learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
             if isinstance(self.module, NIW):
                 logits = learner.posterior().predict(task.x_query, samples=self.samples)
@@ -91,7 +92,7 @@ class Reptile(Swap):
         return reptile_objective(learner), logits
 
     def log_probabilities(self, task: Tasks) -> Tensor:
-        learner = self.adapted(task.x, task.y)
+        learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
             return learner(task.x_query).log_softmax(-1)
 
@@ -102,8 +103,9 @@ class ANIL(Swap):
     def __init__(self, body: nn.Module, algorithm: nn.Module, steps: int):
         super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
 
-    def adapted(self, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-        body, learner = self.module["body"], self.module["readout"].clone()
+    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Callable[[Tensor], Tensor]:
+        readout = self.module["readout"]
+        body, learner = self.module["body"], readout.clone(first_order=True) if test else readout.clone()
         features = body(x)
         for _ in range(self.steps):
             learner.adapt(F.cross_entropy(learner(features), y))
