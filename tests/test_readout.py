@@ -6,6 +6,7 @@ import warnings
 import learn2learn as l2l
 import pytest
 import torch
+import torch.nn.utils.prune
 import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
@@ -214,6 +215,14 @@ def hooked_before():
     return model
 
 
+def reparametrised():
+    model = network()
+    torch.nn.utils.prune.l1_unstructured(
+        model[2], "weight", 0.3
+    )  # it stays an nn.Linear, with another parameter than its weight
+    return model
+
+
 def wide():
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, OUTPUTS + 1))
 
@@ -237,6 +246,7 @@ class ByName(nn.Module):
         Backwards,
         hooked,
         hooked_before,
+        reparametrised,
         wide,
         ByName,
         lambda: nn.Sequential(network(), nn.BatchNorm1d(3)),
@@ -415,6 +425,23 @@ def test_a_loss_without_second_derivatives_names_first_order():
         learner.adapt(F.cross_entropy(Once.apply(learner(x)).square(), y))
     learner = niw.clone(first_order=True)
     learner.adapt(F.cross_entropy(Once.apply(learner(x)).square(), y))
+
+
+class ErrorScale(torch.autograd.Function):
+    """Its name is not all there is to say of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+def test_a_loss_may_be_called_an_error():
+    learner, (x, y, *_) = NIW(network(), LR).clone(), task()
+    learner.adapt(F.cross_entropy(ErrorScale.apply(learner(x)), y))
 
 
 def test_a_loss_whose_graph_was_freed_is_told():
