@@ -216,10 +216,9 @@ def hooked_before():
 
 
 def reparametrised():
+    """The last layer stays an nn.Linear, with another parameter than its weight."""
     model = network()
-    torch.nn.utils.prune.l1_unstructured(
-        model[2], "weight", 0.3
-    )  # it stays an nn.Linear, with another parameter than its weight
+    torch.nn.utils.prune.l1_unstructured(model[2], "weight", 0.3)
     return model
 
 
