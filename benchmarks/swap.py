@@ -226,12 +226,12 @@ def table(results):
 
 
 def verdict(results):
-    """The two questions that the benchmark asks, answered once every method has run."""
-    mean = {}
-    for method in METHODS:
-        runs = [json.loads(p.read_text())["test"] for p in sorted(results.glob(f"{method}-[0-9]*.json"))]
-        if not runs:
-            return "Not every method has run yet."
+    """The two questions that the benchmark asks, answered once every method has run with the same seeds."""
+    mean, paths = {}, {method: sorted(results.glob(f"{method}-[0-9]*.json")) for method in METHODS}
+    if not all(paths.values()) or len({len(own) for own in paths.values()}) > 1:
+        return "Not every method has run with every seed yet."
+    for method, own in paths.items():
+        runs = [json.loads(p.read_text())["test"] for p in own]
         mean[method] = {key: np.mean([r[key] for r in runs]) for key in runs[0]}
     first, second = (100 * (mean["NIW"]["accuracy"] - mean[name]["accuracy"]) for name in ("FO-MAML", "MAML"))
     ratio = mean["NIW"]["ece"] / mean["MAML"]["ece"]
