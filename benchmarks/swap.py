@@ -218,8 +218,8 @@ def table(results):
         cells = []
         for key, scale, digits in (("accuracy", 100, 2), ("ece", 100, 2), ("nll", 1, 3), ("brier", 1, 3)):
             values = scale * np.array([r["test"][key] for r in runs])
-            error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-            cells.append(f"{values.mean():.{digits}f} ± {error:.{digits}f}")
+            error = f" ± {values.std(ddof=1) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+            cells.append(f"{values.mean():.{digits}f}{error}")
         seconds = np.mean([r["seconds"] for r in runs])
         rows.append(f"| {method} | {len(runs)} | {' | '.join(cells)} | {seconds:.0f} |")
     return "\n".join(rows)

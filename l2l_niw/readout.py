@@ -155,7 +155,8 @@ def differentiate(loss: Tensor, outputs: Tensor) -> Tuple[Tensor, Tensor, Tensor
     hessian = torch.stack([by_datum(row) for row in rows], -2)
     expected = by_datum(expected)
     rest = torch.einsum("nc,ncd->nd", by_datum(probe), hessian) - expected
-    return by_datum(gradient.detach()), hessian, rest.abs().max() <= 0.01 * expected.abs().max()
+    tolerance = max(0.01, 4 * torch.finfo(outputs.dtype).eps)  # bfloat16's rounding is of that order
+    return by_datum(gradient.detach()), hessian, rest.abs().max() <= tolerance * expected.abs().max()
 
 
 def hessian_times(gradient: Tensor, outputs: Tensor, vector: Tensor) -> Tensor:

@@ -441,6 +441,7 @@ class ErrorScale(torch.autograd.Function):
 def test_a_loss_may_be_called_an_error():
     learner, (x, y, *_) = NIW(network(), LR).clone(), task()
     learner.adapt(F.cross_entropy(ErrorScale.apply(learner(x)), y))
+    assert learner._readout.steps[0].hessian.abs().max() > 0
 
 
 def test_a_loss_whose_graph_was_freed_is_told():

@@ -64,7 +64,7 @@ class Swap(Method):
 
     def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> nn.Module:
         """A learner after its steps, which keep no more than they need for a test."""
-        learner = self.module.clone(first_order=True) if test else self.module.clone()
+        learner = self.module.clone(first_order=test or None)
         for _ in range(self.steps):
             learner.adapt(F.cross_entropy(learner(x), y))
         return learner
@@ -104,8 +104,7 @@ class ANIL(Swap):
         super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
 
     def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Callable[[Tensor], Tensor]:
-        readout = self.module["readout"]
-        body, learner = self.module["body"], readout.clone(first_order=True) if test else readout.clone()
+        body, learner = self.module["body"], self.module["readout"].clone(first_order=test or None)
         features = body(x)
         for _ in range(self.steps):
             learner.adapt(F.cross_entropy(learner(features), y))
