@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import List, Optional, get_args
 
-from l2l_niw.errors import NIWError
+from l2l_niw.errors import ArgumentError, LossError, NIWError
 
 EPILOG = """\
   python -m l2l_niw train --method niw --dataset cifarfs --shots 5 --data ~/data --out runs/niw
@@ -44,6 +44,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
+    from l2l_niw.vision.methods import METHODS
+
     parser = argparse.ArgumentParser(
         prog="python -m l2l_niw",
         description=__doc__,
@@ -61,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     test.add_argument("--samples", type=int, help="networks of a prediction (default: as in training's config)")
     add_data(test)
     compare = commands.add_parser("compare", help="train and test several methods and seeds, and report")
-    compare.add_argument("--methods", nargs="+", metavar="METHOD", help="which (default: all)")
+    compare.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD",
+                         help=f"which of {', '.join(METHODS)} (default: all)")  # fmt: skip
     compare.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     compare.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread (default: 1)")
     compare.add_argument("--settings", type=Path, help='JSON file with methods\' own: {"niw": {"inner_lr": 0.1}}')
@@ -79,6 +82,15 @@ def config_of(args: argparse.Namespace):
     return Config(**{f.name: getattr(args, f.name) for f in fields(Config) if hasattr(args, f.name)})
 
 
+def check_own(config) -> None:
+    """What was asked for must be the method's, where it is asked for of one."""
+    from l2l_niw.vision.methods import METHODS, OWN
+
+    for name in OWN:
+        if getattr(config, name) is not None and getattr(METHODS[config.method], name) is None:
+            raise ArgumentError(f"{config.method} has no {name.replace('_', '-')}: leave that option out.")
+
+
 def run(args: argparse.Namespace) -> None:
     from l2l_niw.reports import report
 
@@ -86,28 +98,32 @@ def run(args: argparse.Namespace) -> None:
         for folder in args.folders:
             print(report(folder))
         return
-    from l2l_niw.vision import METHODS, evaluate, train
+    from l2l_niw.vision import evaluate, train
     from l2l_niw.vision.compare import compare, read_settings
 
     if args.command == "train":
-        train(config_of(args), args.out, args.data, args.download)
+        config = config_of(args)
+        check_own(config)
+        train(config, args.out, args.data, args.download)
         print(f"Trained. Now: python -m l2l_niw test {args.out}")
     elif args.command == "test":
         for name, value in evaluate(args.run, args.data, args.samples).items():
             print(f"{name:>18}  {'none' if value is None else format(value, '.4g')}")
     else:
         settings = None if args.settings is None else read_settings(args.settings)
-        compare(config_of(args), args.out, args.methods or list(METHODS), args.seeds, args.data, args.jobs, settings)
+        compare(config_of(args), args.out, args.methods, args.seeds, args.data, args.jobs, settings)
         print(report(args.out))
 
 
 def main(argv: Optional[List[str]] = None) -> int:
+    from l2l_niw.vision.compare import DIVERGED
+
     args = make_parser().parse_args(argv)
     try:
         run(args)
     except NIWError as error:
         print(f"l2l_niw: {error}", file=sys.stderr)
-        return 1
+        return DIVERGED if isinstance(error, LossError) else 1
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on from here.", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from l2l_niw.checks import check_number
-from l2l_niw.errors import ArgumentError, require
+from l2l_niw.errors import ArgumentError, NoTemperatureError, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,8 @@ def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
             f"probabilities must be (n, ways) and y (n,), with one datum at least; got {tuple(probabilities.shape)} "
             f"and {tuple(y.shape)}. Flatten the episodes first."
         )
+    if probabilities.shape[1] < 2:
+        raise ArgumentError(f"probabilities must be of two ways at least; got {tuple(probabilities.shape)}.")
     if not (y.dtype == torch.long and ((y >= 0) & (y < probabilities.shape[1])).all()):
         raise ArgumentError(f"y must be labels from 0 to {probabilities.shape[1] - 1}, in torch.long.")
     if not probabilities.isfinite().all():
@@ -98,7 +100,7 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
     **Description**
 
     The temperature T at which probabilities proportional to p^(1/T) explain the labels best: those of a softmax, or an
-    average of several. Fit it on validation episodes, never on the test's.
+    average of several. Fit it on validation episodes, never on the test's. Where none is best, `NoTemperatureError`.
 
     **Arguments**
 
@@ -116,12 +118,15 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
     logits = _logits(probabilities)
     own = logits.gather(1, y.unsqueeze(1))
     if (own >= logits).all() or (own - logits).mean() <= 0:
-        raise ArgumentError(
+        raise NoTemperatureError(
             "probabilities: no temperature is best, since either every label is the most probable one, and colder is "
             "always better, or labels are no more probable than others, and hotter is. Fit it on more episodes."
         )
+    scale = (own - logits).std()  # at which the search begins, or it would end at once where all is nearly even
+    logits = logits / scale
     log_t = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
-    optimiser = torch.optim.LBFGS([log_t], max_iter=100, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+    precise = {"max_iter": 100, "tolerance_grad": 1e-9, "tolerance_change": 1e-14}
+    optimiser = torch.optim.LBFGS([log_t], line_search_fn="strong_wolfe", **precise)
 
     def closure() -> Tensor:
         optimiser.zero_grad()
@@ -130,7 +135,7 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
         return loss
 
     optimiser.step(closure)
-    return log_t.exp().item()
+    return (scale * log_t.exp()).item()
 
 
 def at_temperature(probabilities: Tensor, temperature: float) -> Tensor:
@@ -183,15 +188,19 @@ def scores(probabilities: Tensor, y: Tensor, temperature: Optional[float] = None
 
 
 def draw_reliability(found: Reliability, axes: "Axes", title: str = "") -> None:
-    """A reliability diagram with the number of data of each bin below it, drawn into matplotlib axes."""
+    """A reliability diagram with the number of data of each bin, on an axis of its own, drawn into matplotlib axes."""
     left, width = found.bounds[:-1].cpu(), (found.bounds[1:] - found.bounds[:-1]).cpu()
-    share = found.counts.cpu() / found.counts.sum().cpu()
-    axes.bar(left, found.accuracy.nan_to_num().cpu(), width, align="edge", edgecolor="white", label="right")
-    axes.bar(left, -0.5 * share, width, align="edge", color="0.7", edgecolor="white", label="share of data / 2")
+    axes.bar(left, found.accuracy.nan_to_num().cpu(), width, align="edge", edgecolor="white", color="C0", alpha=0.6)
     known = (found.counts > 0).cpu()
     axes.plot(found.confidence.cpu()[known], found.accuracy.cpu()[known], "k.", markersize=4)
     axes.plot([0, 1], [0, 1], "k--", linewidth=0.8)
-    axes.set(xlim=(0, 1), ylim=(-0.5, 1), xlabel="confidence", ylabel="rate of right answers", title=title)
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", title=title)
+    axes.set_ylabel("rate of right answers", color="C0")
+    numbers = axes.twinx()
+    numbers.stairs(found.counts.cpu(), found.bounds.cpu(), color="C1")
+    numbers.set_ylim(0, 1.05 * found.counts.max().item())
+    numbers.ticklabel_format(axis="y", style="sci", scilimits=(0, 3))
+    numbers.set_ylabel("data in the bin", color="C1")
 
 
 def plot_reliability(diagrams: Dict[str, Reliability], path: Union[str, Path], columns: int = 4) -> None:
@@ -202,12 +211,11 @@ def plot_reliability(diagrams: Dict[str, Reliability], path: Union[str, Path], c
         raise ArgumentError("diagrams is empty: give one reliability at least.")
     columns = min(columns, len(diagrams))
     rows = -(-len(diagrams) // columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(3.2 * columns, 3.2 * rows), squeeze=False)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(3.7 * columns, 3.2 * rows), squeeze=False)
     for ax, (title, found) in zip(axes.flat, diagrams.items()):
         draw_reliability(found, ax, title)
     for ax in axes.flat[len(diagrams) :]:
         ax.axis("off")
-    axes.flat[0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -12,6 +12,10 @@ class ArgumentError(NIWError, ValueError):
     """An argument is outside its domain."""
 
 
+class NoTemperatureError(ArgumentError):
+    """Predictions get ever better the colder, or the hotter, they are made."""
+
+
 class ModelError(NIWError, TypeError):
     """A model's parameters cannot be random variables."""
 

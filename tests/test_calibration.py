@@ -97,6 +97,16 @@ def test_a_temperature_undoes_a_power(sharpen):
     assert torch.allclose(at_temperature(probabilities, sharpen), truth, atol=1e-4)
 
 
+@pytest.mark.parametrize("factor", [1e-6, 1e-3, 1.0, 30.0])
+def test_the_temperature_is_found_however_small_or_large_logits_are(factor):
+    torch.manual_seed(0)
+    logits = torch.randn(1000, 5, dtype=torch.float64)
+    y = torch.multinomial(logits.softmax(-1), 1).squeeze(1)
+    expected = fit_temperature(logits.softmax(-1), y)
+    near = logits.softmax(-1).log() * factor
+    assert fit_temperature(near.softmax(-1), y) == pytest.approx(factor * expected, rel=1e-6)
+
+
 def test_the_temperature_of_an_average_is_the_best_one():
     torch.manual_seed(0)
     mean = (3 * torch.randn(10, 2000, 4)).softmax(-1).mean(0)

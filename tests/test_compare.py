@@ -2,19 +2,22 @@
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from drawings import SMALL, draw_cifarfs
 
 from l2l_niw.__main__ import main
-from l2l_niw.errors import ArgumentError, NIWError
+from l2l_niw.calibration import reliability
+from l2l_niw.errors import ArgumentError, CheckpointError, DataError, NIWError
 from l2l_niw.reports import report
-from l2l_niw.reports.images import interval, load
+from l2l_niw.reports.images import Run, interval, load, mean_and_error, pooled
 from l2l_niw.vision import evaluate, train
-from l2l_niw.vision.compare import compare
+from l2l_niw.vision.compare import DIVERGED, compare
 
 LINE = [
     f"--{name}={value}"
@@ -70,25 +73,31 @@ def test_a_run_that_fails_stops_no_other_and_is_named(data, tmp_path, monkeypatc
 
     def run(line, **options):
         asked.append(line[-1])
-        return argparse.Namespace(returncode=int("fomaml" in line[-1]), stderr="it diverged")
+        return argparse.Namespace(returncode=DIVERGED if "fomaml" in line[-1] else 0, stderr="it diverged")
 
     monkeypatch.setattr("subprocess.run", run)
     with pytest.raises(NIWError, match="it diverged"):
         compare(SMALL, tmp_path, ["fomaml", "maml"], [0, 1], data)
+    monkeypatch.setattr("subprocess.run", None)
+    with pytest.raises(DataError, match="looked for"):  # before any run
+        compare(SMALL, tmp_path, ["maml"], [0], tmp_path)
     assert [Path(folder).name for folder in asked] == ["fomaml-0", "maml-0", "maml-0", "fomaml-1", "maml-1", "maml-1"]
 
 
-def test_settings_and_seeds_are_looked_at_first(data, tmp_path):
+def test_settings_and_seeds_are_looked_at_first(data, tmp_path, capsys):
     for change, message in (
         ({"settings": {"maml": {"iterations": 3}}}, "settings of maml may be lr"),
         ({"settings": {"svm": {}}}, "got 'svm'"),
+        ({"settings": {"protonet": {"steps": 3}}}, "settings of protonet: it has no steps"),
         ({"seeds": [0, 0]}, "seeds must differ"),
         ({"methods": ["svm"]}, "got 'svm'"),
     ):
         with pytest.raises(ArgumentError, match=message):
             compare(SMALL, tmp_path, **{"methods": ["maml"], "root": data, **change})
-    (tmp_path / "settings.json").write_text("{")
-    assert main(["compare", "--settings", str(tmp_path / "settings.json"), "--out", str(tmp_path)]) == 1
+    for text in ("{", "[1]", '{"maml": 3}'):
+        (tmp_path / "settings.json").write_text(text)
+        assert main(["compare", "--settings", str(tmp_path / "settings.json"), "--out", str(tmp_path)]) == 1
+        assert "settings.json" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -97,8 +106,46 @@ def test_runs_of_unequal_budgets_are_no_table(data, tmp_path):
         folder = tmp_path / "runs" / f"{name}-0"
         train(replace(SMALL, method=name, iterations=iterations, validations=1), folder, data)
         evaluate(folder, data)
-    with pytest.raises(ArgumentError, match="iterations is 2 of protonet-0, but 3 of ridge-0"):
+    with pytest.raises(ArgumentError, match="protonet-0 and .*ridge-0 cannot be one table: iterations is 2 of"):
         report(tmp_path)
+
+
+def test_a_row_has_one_setting_and_a_seed_once(data, tmp_path):
+    for name, change in (("0", {}), ("1", {"seed": 1, "lr": 0.1})):
+        train(replace(SMALL, method="protonet", **change), tmp_path / "runs" / f"protonet-{name}", data)
+        evaluate(tmp_path / "runs" / f"protonet-{name}", data)
+    with pytest.raises(ArgumentError, match="protonet-0 and .*protonet-1 cannot be one table: lr is 0.003 of"):
+        report(tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "protonet-1")
+    shutil.copytree(tmp_path / "runs" / "protonet-0", tmp_path / "runs" / "protonet-0-old")
+    with pytest.raises(ArgumentError, match="protonet-0 and .*protonet-0-old are of the same seed"):
+        report(tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "protonet-0-old")
+    (tmp_path / "runs" / "protonet-0" / "tasks.npz").unlink()
+    assert "reliability.png" not in report(tmp_path)  # there is none to be shown
+    for name, message in (("metrics.json", "metrics.json cannot be read"), ("log.csv", "no log.csv")):
+        (tmp_path / "runs" / "protonet-0" / name).write_text("{")
+        with pytest.raises(CheckpointError, match=message):
+            report(tmp_path)
+        (tmp_path / "runs" / "protonet-0" / name).unlink()
+        (tmp_path / "runs" / "protonet-0" / "metrics.json").write_text("{}")
+
+
+def test_the_diagram_of_all_seeds_is_that_of_all_data_and_errors_are_over_seeds(tmp_path):
+    torch.manual_seed(0)
+    runs, everything = [], []
+    for seed, n in enumerate((30, 50, 20)):
+        probabilities, y = torch.randn(n, 4).softmax(-1), torch.randint(4, (n,))
+        everything.append((probabilities, y))
+        found = reliability(probabilities, y)
+        tasks = {key: value.numpy() for key, value in found._asdict().items()}
+        own = {**tasks, "accuracy_by_bin": tasks["accuracy"]}
+        runs.append(Run(tmp_path, replace(SMALL, seed=seed), {"nll": float(seed**2)}, [], own))
+    expected = reliability(*(torch.cat(parts) for parts in zip(*everything)))
+    for one, other in zip(pooled(runs), expected):
+        torch.testing.assert_close(one.double(), other.double(), equal_nan=True)
+    error = (((0 - 5 / 3) ** 2 + (1 - 5 / 3) ** 2 + (4 - 5 / 3) ** 2) / 2 / 3) ** 0.5
+    assert mean_and_error(runs, "nll") == f"1.667 ± {error:.3f}"
 
 
 def test_the_command_line_trains_tests_and_names_what_is_wrong(data, tmp_path, capsys, monkeypatch):
@@ -114,6 +161,13 @@ def test_the_command_line_trains_tests_and_names_what_is_wrong(data, tmp_path, c
     assert "holds no results" in capsys.readouterr().err
     assert main(["train", *arguments, "--dataset", "fc100", "--out", str(tmp_path / "other")]) == 1
     assert "No fc100 (train): looked for" in capsys.readouterr().err
+    assert main(["train", *arguments, "--steps", "4", "--out", str(tmp_path / "other")]) == 1
+    assert "protonet has no steps" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["train", *arguments, "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be a run's folder" in capsys.readouterr().err
+    diverging = ["--method=fomaml", *LINE, "--inner-lr", "1e30"]
+    assert main(["train", *diverging, "--out", str(tmp_path / "diverging")]) == DIVERGED
 
 
 def test_sine_line_s_report_is_the_same_command_s(tmp_path):
@@ -122,3 +176,25 @@ def test_sine_line_s_report_is_the_same_command_s(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "ridge-0.json").write_text(json.dumps({**run, "parameters": 3, "machine": "here"}))
     assert "| RidgeNet |" in report(tmp_path)
+
+
+def test_sine_line_s_intervals_are_of_the_same_seeds_and_go_with_their_scores(tmp_path):
+    shared = {"budget": 10, "batch": 20, "test_tasks": 3, "r_ece": 0.1, "reliability": [0.5, 1.0], "curve": [1.0]}
+    shared |= {"seconds": 1.0, "parameters": 3, "machine": "here"}
+    for folder in ("runs", "tasks"):
+        (tmp_path / folder).mkdir()
+
+    def write(row, seed, mse):
+        run = {**shared, "row": row, "title": row, "twin": None, "seed": seed, "mse": float(np.mean(mse)), "nll": 1.0}
+        (tmp_path / "runs" / f"{row}-{seed}.json").write_text(json.dumps(run))
+        np.savez(tmp_path / "tasks" / f"{row}-{seed}.npz", mse=np.array(mse), nll=np.ones(3))
+
+    for seed, noise in ((0, 0.0), (1, 5.0), (10, 9.0), (2, 2.0)):
+        write("ridge", seed, [1.0 + noise, 2.0 + noise, 3.0 + noise])
+        write("maml-1", seed, [2.0 + noise, 3.0 + noise, 4.0 + noise])
+    assert "| +1.000 (+1.000 to +1.000) |" in report(tmp_path)  # the seeds' own noise is gone
+    for path in (tmp_path / "tasks").iterdir():
+        path.unlink()
+    assert "| +1.000 (+1.000 to +1.000) |" in report(tmp_path)
+    (tmp_path / "runs" / "maml-1-2.json").unlink()
+    assert "| +1.000 (+1.000 to +1.000) |" not in report(tmp_path)

@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import few_shot_images
 
+from l2l_niw.errors import NIWError
 from l2l_niw.vision import METHODS, Config, evaluate, train
+from l2l_niw.vision.compare import Failure
 
 
 @pytest.fixture
@@ -27,7 +29,10 @@ def here(tmp_path, monkeypatch):
         for config, folder in runs:
             started.append(folder.name)
             if config.method == "ridge" and config.lr < 0.005:
-                failures[folder] = "a line failed:\nit diverged"
+                failures[folder] = Failure("a line failed:\nit diverged", True)
+                continue
+            if config.method == "metaqda":
+                failures[folder] = Failure("it was killed", False)
                 continue
             train(config, folder, root)
             if test:
@@ -46,6 +51,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_every_method_has_four_settings():
+    assert set(METHODS) - set(few_shot_images.SEARCHED) == {"niw"}  # the swap has MAML's
     assert {METHODS[method].twin for method in METHODS} - {None} <= set(few_shot_images.SEARCHED)
     for method in few_shot_images.SEARCHED:
         assert len({json.dumps(own) for own in few_shot_images.space(method)}) == 4
@@ -56,7 +62,7 @@ def test_every_method_has_four_settings():
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
     call("--tune", "--methods", "protonet", "niw-ncc")
-    assert len(started) == 4  # NIW has no search of its own
+    assert len(started) == 8
     found = json.loads((folder / "search" / "protonet.json").read_text())
     assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
     best = min(found, key=lambda line: line["validation_nll"])
@@ -65,7 +71,11 @@ def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatc
     call("--methods", "protonet", "niw-ncc", "--seeds", "0")
     printed = capsys.readouterr().out
     assert f"| lr {best['lr']:g} |" in printed
-    assert Config.load(folder / "runs" / "niw-ncc-0").lr == best["lr"]
+    widths = json.loads((folder / "search" / "niw-ncc.json").read_text())
+    assert [(line["lr"], line["prior_std"]) for line in widths] == [(best["lr"], w) for w in few_shot_images.WIDTHS]
+    width = min(widths, key=lambda line: line["validation_nll"])["prior_std"]
+    found = Config.load(folder / "runs" / "niw-ncc-0")
+    assert (found.lr, found.prior_std) == (best["lr"], width)
     before = len(started)
     call("--report")
     assert len(started) == before
@@ -81,3 +91,10 @@ def test_a_trial_that_fails_is_the_worst_one_and_if_all_do_there_is_nothing_to_c
     monkeypatch.setattr(few_shot_images, "OUTER", (0.001, 0.002, 0.003, 0.004))
     with pytest.raises(RuntimeError, match="every setting of ridge failed, the last one with: it diverged"):
         call("--tune", "--methods", "ridge")
+
+
+def test_a_trial_that_was_stopped_is_no_trial(here):
+    call, folder, _ = here
+    with pytest.raises(NIWError, match="it was killed"):
+        call("--tune", "--methods", "metaqda")
+    assert not (folder / "settings.json").exists()

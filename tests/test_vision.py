@@ -1,6 +1,7 @@
 """Image classifiers side by side: methods, runs and the command line, on drawn data."""
 
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -11,6 +12,7 @@ from drawings import SMALL, draw_cifarfs
 from torch import nn
 from torch.nn import functional as F
 
+from l2l_niw import calibration
 from l2l_niw.data import Tasks
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError
 from l2l_niw.special_cases import maml
@@ -61,23 +63,78 @@ def test_with_two_shots_inner_steps_predict_each_image_from_the_others(name):
     torch.testing.assert_close(model(x, y).nll(y), torch.stack(losses).mean())
 
 
-def test_maml_is_learn2learn_s_own_loop():
-    config = replace(SMALL, method="maml", seed=3)
+@pytest.mark.parametrize("name", ["maml", "fomaml", "anil"])
+def test_maml_and_its_kin_are_learn2learn_s_own_loops(name):
+    config = replace(SMALL, method=name, seed=3)
     method = build(config)
     torch.manual_seed(3)
     body = Backbone(config)
-    maml = l2l.algorithms.MAML(nn.Sequential(body, nn.Linear(body.features, 3)), lr=0.05)
+    linear = nn.Linear(body.features, 3)
     x, y, x_query, y_query = task = random_task()
-    learner = maml.clone()
+    if name == "anil":
+        learner = l2l.algorithms.MAML(linear, lr=0.05).clone()
+        support, query = body(x), body(x_query)
+    else:
+        learner = l2l.algorithms.MAML(nn.Sequential(body, linear), lr=0.05, first_order=name == "fomaml").clone()
+        support, query = x, x_query
     for _ in range(2):
-        learner.adapt(F.cross_entropy(learner(x), y))
-    expected = F.cross_entropy(learner(x_query), y_query)
+        learner.adapt(F.cross_entropy(learner(support), y))
+    expected = F.cross_entropy(learner(query), y_query)
     expected.backward()
     found, _ = method.loss(task)
     found.backward()
     assert torch.equal(found, expected)
-    for own, theirs in zip(method.module.parameters(), maml.parameters()):
-        assert torch.equal(own.grad, theirs.grad)
+    for own, theirs in zip(method.module.parameters(), (*body.parameters(), *linear.parameters())):
+        torch.testing.assert_close(own.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(("name", "inference"), [("metaqda", "bayesian"), ("metaqda-map", "map")])
+def test_metaqda_is_of_either_inference(name, inference):
+    assert build(replace(SMALL, method=name)).module.head.inference == inference
+
+
+def test_a_batch_is_a_step_of_adam_on_a_cosine_with_the_mean_gradient(data):
+    config = complete(replace(SMALL, method="protonet", meta_batch=3))
+    tasks = runs.tasksets_of(config, data).train
+    training, method = runs.Training(build(config), config), build(config)
+    opt = torch.optim.Adam(method.module.parameters())
+    for done in range(3):
+        training.step(tasks)
+        opt.param_groups[0]["lr"] = config.lr * (1 + math.cos(math.pi * done / config.iterations)) / 2
+        opt.zero_grad()
+        torch.stack([method.loss(tasks[3 * done + k])[0] for k in range(3)]).mean().backward()
+        gradients = [p.grad for p in method.module.parameters()]
+        for own, expected in zip(training.parameters, gradients):
+            torch.testing.assert_close(own.grad, expected, atol=1e-5, rtol=1e-3)
+        for own, expected in zip(training.parameters, gradients):  # from here on as the other, or rounding would grow
+            expected.copy_(own.grad)
+        opt.step()
+    for own, expected in zip(training.parameters, method.module.parameters()):
+        torch.testing.assert_close(own, expected)
+
+
+def test_scores_are_of_test_tasks_and_the_temperature_of_validation_tasks(data, tmp_path):
+    train(replace(SMALL, method="protonet", test_tasks=14), tmp_path, data)
+    metrics = evaluate(tmp_path, data)
+    training = runs.trained(tmp_path)
+    tasksets = runs.tasksets_of(training.config, data)
+    found, y = runs.predictions(training.method, tasksets.validation, 12)
+    assert metrics["temperature"] == calibration.fit_temperature(found.flatten(0, 1), y.flatten())
+    found, y = runs.predictions(training.method, tasksets.test, 14)
+    right = (found.argmax(-1) == y).double().mean(1).numpy()
+    assert metrics["accuracy"] == pytest.approx(right.mean())
+    assert metrics["accuracy_interval"] == pytest.approx(1.96 * right.std(ddof=1) / 14**0.5)
+    assert metrics["nll"] == pytest.approx(calibration.nll(found.flatten(0, 1), y.flatten()))
+
+
+def test_predictions_that_are_nan_are_a_training_that_has_diverged(data, tmp_path):
+    train(replace(SMALL, method="protonet"), tmp_path, data)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    next(iter(state["module"].values())).fill_(math.nan)
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with pytest.raises(LossError, match="diverged"):
+        evaluate(tmp_path, data)
+    assert not (tmp_path / "metrics.json").exists()
 
 
 def random_task():
@@ -106,6 +163,24 @@ def test_niw_averages_probabilities_over_its_networks():
     outputs = method.adapted(task.x, task.y).posterior().predict(task.x_query, samples=3)
     assert torch.allclose(found.exp(), outputs.softmax(-1).mean(0), atol=1e-6)
     assert outputs.std(0).max() > 1e-3
+
+
+def test_heads_under_niw_average_over_networks_that_are_inferred_at_meta_test():
+    method, task = build(replace(SMALL, method="niw-ncc", samples=3, prior_std=0.2)), random_task()
+    torch.manual_seed(0)
+    found = method.log_probabilities(task)
+    torch.manual_seed(0)
+    niw = method.module
+    posterior = niw.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=2)
+    networks = []
+    with torch.no_grad():
+        for _ in range(3):
+            network = posterior.network(posterior.sample())
+            networks.append(network(task.x, task.y, task.x_query).probs)
+    torch.testing.assert_close(found.exp(), torch.stack(networks).mean(0))
+    assert torch.stack(networks).std(0).max() > 1e-3
+    at_start = next(iter(niw.prior().variance.values()))
+    assert torch.allclose(at_start, torch.full_like(at_start, 0.2**2 / (1 + 3)))  # n_0 is 1: the mode's
 
 
 def test_reptile_goes_toward_the_end_of_plain_gradient_descent():
@@ -181,12 +256,18 @@ def test_every_method_begins_with_the_same_pretrained_backbone_which_is_made_onc
         with pytest.raises(ZeroDivisionError):
             train(replace(SMALL, method=name, pretraining=1), tmp_path / name, data)
         monkeypatch.setattr(backbone, "pretrain", None)  # a second one would fail
-    start = start_of(replace(SMALL, pretraining=1))
+    start = start_of(replace(SMALL, pretraining=1), data)
     for training in begun:
         own = training.method.backbone.state_dict()
         assert own.keys() == start.keys()
         assert all(torch.equal(own[key], start[key]) for key in start)
-    assert [path.suffix for path in cache.iterdir()] == [".safetensors"]
+    assert [path.suffix for path in cache.glob("cifarfs-*")] == [".safetensors"]
+
+
+def test_other_images_have_other_pretrained_weights(data, cache, tmp_path):
+    config = replace(SMALL, pretraining=1)
+    one, other = start_of(config, data), start_of(config, draw_cifarfs(tmp_path / "others", classes=4))
+    assert not all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_finished_run_is_not_trained_again_and_another_s_folder_is_refused(data, tmp_path, monkeypatch):
@@ -217,6 +298,7 @@ def test_a_config_has_what_its_method_has_and_nothing_else():
     assert (found.lr, found.inner_lr, found.steps, found.temperature) == (0.003, None, None, None)
     found = complete(Config(method="niw", inner_lr=0.3))
     assert (found.lr, found.inner_lr, found.steps, found.temperature) == (0.003, 0.3, 5, 1e-4)
+    assert (found.prior_std, found.samples) == (None, 5)
 
 
 def test_a_broken_config_is_named(tmp_path):
@@ -241,7 +323,7 @@ def test_unknown_names_are_refused_before_any_work(change, message, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"ways": 0},
+        {"ways": 1},
         {"lr": 0.0},
         {"inner_lr": -1.0},
         {"steps": 0},

@@ -3,15 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
 
 from l2l_niw.calibration import Reliability, plot_reliability
-from l2l_niw.errors import ArgumentError, require
+from l2l_niw.errors import ArgumentError, CheckpointError, require
+from l2l_niw.files import write
 from l2l_niw.metrics import Interval, bootstrap
-from l2l_niw.vision.config import Config, write
+from l2l_niw.reports.intervals import Kept, kept_intervals
+from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS, OWN
 from l2l_niw.vision.runs import read_log
 
@@ -24,6 +26,7 @@ COMMON = (
 class Run(NamedTuple):
     """One method with one seed. `tasks` has every test task's own values, where that file is at hand."""
 
+    folder: Path
     config: Config
     metrics: Dict[str, float]
     log: List[Dict[str, float]]
@@ -34,24 +37,40 @@ def load(folder: Path) -> Dict[str, List[Run]]:
     """{method: its runs, by seed}, in the order of `METHODS`."""
     found: Dict[str, List[Run]] = {name: [] for name in METHODS}
     for path in sorted((folder / "runs").glob("*/metrics.json")):
-        tasks = path.parent / "tasks.npz"
-        own = dict(np.load(tasks)) if tasks.exists() else None
-        run = Run(Config.load(path.parent), json.loads(path.read_text()), read_log(path.parent), own)
+        run = load_run(path.parent)
         found[run.config.method].append(run)
     methods = {name: runs for name, runs in found.items() if runs}
-    check_common([run.config for runs in methods.values() for run in runs], folder)
+    check_equal([run for runs in methods.values() for run in runs], COMMON)
+    for runs in methods.values():
+        check_equal(runs, OWN)
+        for i, run in enumerate(runs):
+            for other in runs[:i]:
+                if other.config.seed == run.config.seed:
+                    raise ArgumentError(f"{other.folder} and {run.folder} are of the same seed. Move one of them away.")
     return methods
 
 
-def check_common(configs: List[Config], folder: Path) -> None:
-    """What is compared must have had the same tasks and the same budget."""
-    first = configs[0]
-    for config in configs[1:]:
-        for key in COMMON:
-            if getattr(config, key) != getattr(first, key):
+def load_run(folder: Path) -> Run:
+    tasks, log = folder / "tasks.npz", read_log(folder)
+    if not log:
+        raise CheckpointError(f"{folder} has scores, but no log.csv: train and test it anew.")
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{folder}/metrics.json cannot be read: {error}. Test the run anew.") from error
+    return Run(folder, Config.load(folder), metrics, log, dict(np.load(tasks)) if tasks.exists() else None)
+
+
+def check_equal(runs: List[Run], keys: Sequence[str]) -> None:
+    """What is one table must have had the same tasks and the same budget, and what is one row the same settings."""
+    first = runs[0]
+    for run in runs[1:]:
+        for key in keys:
+            one, other = getattr(first.config, key), getattr(run.config, key)
+            if one != other:
                 raise ArgumentError(
-                    f"{folder} cannot be one table: {key} is {getattr(first, key)} of {first.method}-{first.seed}, but "
-                    f"{getattr(config, key)} of {config.method}-{config.seed}. Move one of them away."
+                    f"{first.folder} and {run.folder} cannot be one table: {key} is {one} of the first, but {other} of "
+                    "the second. Move one of them away."
                 )
 
 
@@ -81,23 +100,14 @@ def interval(runs: List[Run], others: Optional[List[Run]] = None) -> Optional[In
     return bootstrap(torch.stack([own[seed] - theirs[seed] for seed in own]))
 
 
-def kept_intervals(folder: Path, methods: Dict[str, List[Run]]) -> Dict[str, Dict[str, Interval]]:
-    """
-    Intervals need tasks.npz, which are large: what was computed where they were at hand is kept, with the scores that
-    it was computed of, and goes when these have changed.
-    """
-    path = folder / "intervals.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
+def intervals(folder: Path, methods: Dict[str, List[Run]]) -> Kept:
+    """Of every method's accuracy, and of its difference to its twin's."""
+    found = {}
     for name, runs in methods.items():
         twin = methods.get(METHODS[name].twin, [])
         scores = [[run.config.method, run.config.seed, run.metrics["accuracy"]] for run in (*runs, *twin)]
-        if kept.get(name, {}).get("of") != scores:
-            kept[name] = {"of": scores}
-        for title, found in (("accuracy", interval(runs)), ("difference", interval(runs, twin) if twin else None)):
-            if found is not None:
-                kept[name][title] = found
-    write(path, json.dumps(kept, indent=1) + "\n")
-    return kept
+        found[name] = scores, {"accuracy": interval(runs), "difference": interval(runs, twin) if twin else None}
+    return kept_intervals(folder / "intervals.json", found)
 
 
 def percent(found: Optional[Interval], sign: str = "") -> str:
@@ -107,7 +117,7 @@ def percent(found: Optional[Interval], sign: str = "") -> str:
     return f"{mean:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
 
 
-def table(methods: Dict[str, List[Run]], kept: Dict[str, Dict[str, Interval]]) -> str:
+def table(methods: Dict[str, List[Run]], kept: Kept) -> str:
     lines = [
         "| method | seeds | accuracy % (95%) | - twin's (95%) | ECE % | ECE+TS % | all-class ECE % | NLL | Brier | "
         "training, s | memory, MB | settings |",
@@ -169,7 +179,7 @@ def pooled(runs: List[Run]) -> Optional[Reliability]:
 def report(folder: Path) -> str:
     """Writes README.md, curves.png and reliability.png into a comparison's folder, and returns the text."""
     methods = load(folder)
-    kept = kept_intervals(folder, methods)
+    kept = intervals(folder, methods)
     config = asdict(next(iter(methods.values()))[0].config)
     plot_curves(methods, folder / "curves.png")
     diagrams = {METHODS[name].title: pooled(runs) for name, runs in methods.items()}
@@ -188,8 +198,9 @@ def report(folder: Path) -> str:
         "after temperature scaling, fitted on validation tasks. Seconds and memory are of training, in a process "
         "of one thread.",
         "![Validation on the way](curves.png)",
-        "![Reliability](reliability.png)",
     ]
+    if (folder / "reliability.png").exists():
+        text.append("![Reliability](reliability.png)")
     notes = folder / "notes.md"
     if notes.exists():
         text.append(notes.read_text().strip())

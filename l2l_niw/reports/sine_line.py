@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Dict, List, Optional
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from l2l_niw.errors import require
 from l2l_niw.metrics import Interval, bootstrap
+from l2l_niw.reports.intervals import Kept, kept_intervals
 
 Rows = Dict[str, List[dict]]
 
@@ -24,6 +26,8 @@ def load(results: Path) -> Rows:
     for path in sorted((results / "runs").glob("*.json")):
         run = json.loads(path.read_text())
         found[run["row"]].append(run)
+    for runs in found.values():
+        runs.sort(key=lambda run: run["seed"])
     return dict(sorted(found.items(), key=lambda item: average(item[1], "mse")))
 
 
@@ -35,34 +39,32 @@ def by_task(results: Path, runs: List[dict], metric: str) -> Optional[Tensor]:
     return torch.stack([torch.from_numpy(np.load(path)[metric]) for path in paths])
 
 
-def intervals(results: Path, rows: Rows) -> Dict[str, Dict[str, Interval]]:
-    """
-    {row: {metric: interval, 'metric - other': interval of the paired difference}}. Differences need every task's own
-    value, and those files are large: what was computed where they were at hand is kept in intervals.json.
-    """
-    path = results / "intervals.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
+def intervals(results: Path, rows: Rows) -> Kept:
+    """{row: {metric: interval, 'metric - other': interval of the paired difference}}."""
+    found = {}
     for row, runs in rows.items():
         against = [other for other in dict.fromkeys(["ridge", runs[0]["twin"]]) if other in rows and other != row]
-        for metric in METRICS:
-            own = by_task(results, runs, metric)
-            if own is None:
-                continue
-            everything = {metric: own}
-            for other in against:
-                theirs = by_task(results, rows[other], metric)
-                if theirs is not None:
-                    everything[f"{metric} - {other}"] = difference(own, theirs)
-            for name, values in everything.items():  # a method may have flown off to infinity on a task: no interval
-                found = bootstrap(values) if values.isfinite().all() else None
-                kept.setdefault(row, {})[name] = found
-    path.write_text(json.dumps(kept, indent=1))
-    return kept
+        behind = [run for name in (row, *against) for run in rows[name]]
+        scores = [[run["row"], run["seed"], *(run[metric] for metric in METRICS)] for run in behind]
+        own = {metric: interval(results, runs, metric) for metric in METRICS}
+        for metric, other in product(METRICS, against):
+            own[f"{metric} - {other}"] = interval(results, runs, metric, rows[other])
+        found[row] = scores, own
+    return kept_intervals(results / "intervals.json", found)
 
 
-def difference(own: Tensor, theirs: Tensor) -> Tensor:
-    """Task by task: run by run where both have the same number, else of their means over runs."""
-    return own - theirs if len(own) == len(theirs) else own.mean(0) - theirs.mean(0)
+def interval(results: Path, runs: List[dict], metric: str, others: Optional[List[dict]] = None) -> Optional[Interval]:
+    """
+    Of a row's metric, or of its difference to another row's: task by task, and seed by seed where both have the same
+    seeds, else of their means over runs. None where tasks' values are not at hand, or one has flown off to infinity.
+    """
+    values = by_task(results, runs, metric)
+    if others is not None and values is not None:
+        theirs, seeds = by_task(results, others, metric), [[run["seed"] for run in both] for both in (runs, others)]
+        if theirs is None:
+            return None
+        values = values - theirs if seeds[0] == seeds[1] else values.mean(0) - theirs.mean(0)
+    return bootstrap(values) if values is not None and values.isfinite().all() else None
 
 
 def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
@@ -76,7 +78,7 @@ def average(runs: List[dict], key: str) -> float:
     return sum(run[key] for run in runs) / len(runs)
 
 
-def table(rows: Rows, kept: Dict[str, Dict[str, Interval]]) -> str:
+def table(rows: Rows, kept: Kept) -> str:
     lines = [
         "| method | MSE (95%) | NLL (95%) | R-ECE (range) | MSE - RidgeNet's (95%) | MSE - same head's | "
         "NLL - same head's | training, s | trained numbers | paper's MSE |",

@@ -1,5 +1,6 @@
 """The network that all methods share, and where its weights may begin: telling all training classes apart."""
 
+import hashlib
 from pathlib import Path
 from typing import Dict, Union
 
@@ -72,7 +73,10 @@ def start_of(config: Config, root: Union[str, Path, None] = None, download: bool
     **Description**
 
     The weights that `pretrain` comes to, kept: runs which differ in something else begin with the same ones, and wait
-    for them once.
+    for them once. Other images have weights of their own.
     """
-    name = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}"
-    return kept(name, lambda: pretrain(config, root, download).state_dict())
+    digest = hashlib.sha256(repr((BATCH, LR)).encode())
+    for part in load_images(config.dataset, "train", root, download):
+        digest.update(part.numpy())
+    settings = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}"
+    return kept(f"{settings}-{digest.hexdigest()[:16]}", lambda: pretrain(config, root, download).state_dict())

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
@@ -15,7 +15,16 @@ from l2l_niw.errors import ArgumentError, NIWError, require
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS, OWN, complete
-from l2l_niw.vision.runs import read_log
+from l2l_niw.vision.runs import read_log, tasksets_of
+
+DIVERGED = 3  # what the command line exits with then
+
+
+class Failure(NamedTuple):
+    """What a run that failed has said, and whether it is the training that has diverged."""
+
+    text: str
+    diverged: bool
 
 
 def is_done(config: Config, folder: Path, test: bool = True) -> bool:
@@ -34,12 +43,13 @@ def arguments(config: Config) -> List[str]:
 
 def run_all(
     runs: Sequence[Tuple[Config, Path]], root: Union[str, Path, None] = None, jobs: int = 1, test: bool = True
-) -> Dict[Path, str]:
+) -> Dict[Path, Failure]:
     """
     **Description**
 
     Trains, and tests, runs in processes with one thread each. What is done already is not done again, and what was
-    stopped goes on. One that fails does not stop the others: what it said is returned, by folder.
+    stopped goes on. Data that are missing, or too few for the tasks, are an error before any of them starts. A run that
+    fails later does not stop the others: what it said is returned, by folder.
 
     **Arguments**
 
@@ -53,22 +63,23 @@ def run_all(
     runs = [(complete(config), folder) for config, folder in runs]
     waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
 
-    def start(run: Tuple[Config, Path]) -> Optional[str]:
+    def start(run: Tuple[Config, Path]) -> Optional[Failure]:
         config, folder = run
         for command in (["train", *arguments(config), "--out"], ["test"])[: 1 + test]:
             line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(folder)]
             done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
             if done.returncode:
-                return f"{' '.join(line)} failed:\n{done.stderr.strip()}"
+                return Failure(f"{' '.join(line)} failed:\n{done.stderr.strip()}", done.returncode == DIVERGED)
         return None
 
     for config, _ in waiting:
+        tasksets_of(config, root)
         if config.pretraining:
             start_of(config, root)  # here, or runs at the same time would each make it
     tqdm = require("tqdm", "examples").tqdm
     with ThreadPoolExecutor(jobs) as pool:
         results = tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs")
-        return {folder: text for (_, folder), text in zip(waiting, results) if text is not None}
+        return {folder: failure for (_, folder), failure in zip(waiting, results) if failure is not None}
 
 
 def compare(
@@ -104,6 +115,8 @@ def compare(
                 raise ArgumentError(
                     f"settings of {name} may be {', '.join(OWN)}, since all else is common; got {key!r}."
                 )
+            if getattr(METHODS[name], key) is None:
+                raise ArgumentError(f"settings of {name}: it has no {key}. Leave that out.")
     if len(set(seeds)) < len(seeds):
         raise ArgumentError(f"seeds must differ, got {list(seeds)}.")
     configs = [
@@ -111,12 +124,15 @@ def compare(
     ]
     failures = run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
     if failures:
-        raise NIWError("\n".join(failures.values()))
+        raise NIWError("\n".join(failure.text for failure in failures.values()))
 
 
 def read_settings(path: Path) -> Dict[str, dict]:
     """Methods' own values from a JSON file: {method: {name: value}}."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ArgumentError(f"settings: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(own, dict) for own in found.values()):
+        raise ArgumentError(f'settings: {path} must be like {{"niw": {{"inner_lr": 0.1}}}}.')
+    return found

@@ -7,17 +7,11 @@ from typing import Any, Optional
 
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, CheckpointError
+from l2l_niw.files import write
 
 
 def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
-
-
-def write(path: Path, text: str) -> None:
-    """At once, so that a stop leaves the old file or the new one."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    new.replace(path)
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,9 @@ class Config:
     lr: Optional[float] = option(None, "Adam's learning rate, which ends at 0 on a cosine")
     inner_lr: Optional[float] = option(None, "learning rate of the inner steps, for methods that have them")
     steps: Optional[int] = option(None, "inner steps, for methods that have them")
-    samples: int = option(10, "networks of a prediction, for NIW")
     temperature: Optional[float] = option(None, "of NIW's chains")
+    prior_std: Optional[float] = option(None, "by how much weights differ between tasks, as NIW begins to learn it")
+    samples: Optional[int] = option(None, "networks of a prediction, for NIW")
     validations: int = option(10, "looks at the validation tasks on the way")
     validation_tasks: int = option(100, "tasks of such a look")
     scaling_tasks: int = option(300, "validation tasks that the temperature scaling is fitted on")
@@ -50,18 +45,20 @@ class Config:
     seed: int = option(0, "of initial weights and training tasks")
 
     def __post_init__(self):
-        for name in ("ways", "shots", "queries", "train_queries", "filters", "meta_batch", "samples", "iterations"):
+        for name in ("shots", "queries", "train_queries", "filters", "meta_batch", "iterations"):
             check_number(name, getattr(self, name), 1, whole=True)
         for name in ("validations", "validation_tasks", "scaling_tasks"):
             check_number(name, getattr(self, name), 1, whole=True)
-        check_number("test_tasks", self.test_tasks, 2, whole=True)  # an interval needs two
+        for name in ("ways", "test_tasks"):  # there must be something to tell apart, and an interval needs two
+            check_number(name, getattr(self, name), 2, whole=True)
         for name in ("seed", "pretraining"):
             check_number(name, getattr(self, name), 0, whole=True)
-        for name in ("lr", "inner_lr"):
+        for name in ("lr", "inner_lr", "prior_std"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, strict=True)
-        if self.steps is not None:
-            check_number("steps", self.steps, 1, whole=True)
+        for name in ("steps", "samples"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, whole=True)
         if self.temperature is not None:
             check_number("temperature", self.temperature, 0)
 
@@ -76,7 +73,10 @@ class Config:
                 f"{folder} holds a run with {other} = {getattr(old, other)!r}, not {getattr(self, other)!r}: choose "
                 "another folder, or the same settings to go on with it."
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(f"{folder} cannot be a run's folder: {error}. Choose another.") from error
         write(folder / "config.json", json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod

@@ -18,9 +18,10 @@ from torch import Tensor, optim
 from l2l_niw import calibration
 from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
-from l2l_niw.errors import ArgumentError, CheckpointError, LossError, require
+from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
+from l2l_niw.files import write
 from l2l_niw.vision.backbone import start_of
-from l2l_niw.vision.config import Config, write
+from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import Method, build, complete
 
 SAVE_EVERY = 60.0  # seconds
@@ -169,7 +170,10 @@ def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional
     found, labels = [], []
     for number in numbers:
         task = tasks[number]
-        found.append(method.log_probabilities(task).double().exp())  # of which float32 would lose the small ones
+        logs = method.log_probabilities(task)
+        if logs.isnan().any():
+            raise LossError(f"task {number}: predictions are nan, the training has diverged. Lower lr or inner_lr.")
+        found.append(logs.double().exp())  # of which float32 would lose the small ones
         labels.append(task.y_query)
     return torch.stack(found), torch.stack(labels)
 
@@ -203,16 +207,20 @@ def train(
     marks = {round(config.iterations * (k + 1) / config.validations) for k in range(config.validations)}
     began = saved = time.perf_counter()
     began -= training.seconds
+    shown = {}
     with postponed_interrupt() as asked, bar:
         while training.done < config.iterations and not asked["stop"]:
             training.step(tasksets.train)
             training.seconds = time.perf_counter() - began
             bar.update()
+            loss, accuracy = np.mean(training.recent[-50:], 0)
+            shown |= {"loss": f"{loss:.3f}", "accuracy": f"{100 * accuracy:.1f}%"}
             if training.done in marks:
                 pause = time.perf_counter()
                 line = training.look(tasksets.validation)
                 began += time.perf_counter() - pause  # a look is no training
-                bar.set_postfix(loss=f"{line['loss']:.3f}", validation=f"{100 * line['validation_accuracy']:.1f}%")
+                shown["validation"] = f"{100 * line['validation_accuracy']:.1f}%"
+            bar.set_postfix(shown, refresh=False)
             if training.done in marks or time.perf_counter() - saved > SAVE_EVERY:
                 saved = time.perf_counter()
                 training.save(folder)
@@ -265,7 +273,7 @@ def evaluate(
     validation, y = predictions(method, tasksets.validation, config.scaling_tasks, f"{title}: validation")
     try:
         temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
-    except ArgumentError:  # all right, or no better than chance
+    except NoTemperatureError:  # all right, or no better than chance
         temperature = None
     found, y = predictions(method, tasksets.test, config.test_tasks, f"{title}: test")
     accuracy = (found.argmax(-1) == y).double().mean(1)

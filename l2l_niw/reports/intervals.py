@@ -1,0 +1,34 @@
+"""Intervals that need every task's own value, in files too large to keep."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from l2l_niw.files import write
+from l2l_niw.metrics import Interval
+
+Kept = Dict[str, Dict[str, Interval]]
+
+
+def kept_intervals(path: Path, found: Dict[str, Tuple[List[Any], Dict[str, Optional[Interval]]]]) -> Kept:
+    """
+    **Description**
+
+    What was computed where the tasks' values were at hand is kept, with a digest of the scores that it was computed of,
+    and goes when these have changed.
+
+    **Arguments**
+
+    * **path** (Path) - A JSON file.
+    * **found** (dict) - Of every row, the scores of all runs that it depends on, and its intervals by title, None where
+        the tasks' values are not at hand.
+    """
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    for name, (scores, intervals) in found.items():
+        digest = hashlib.sha256(json.dumps(scores).encode()).hexdigest()[:16]
+        if kept.get(name, {}).get("of") != digest:
+            kept[name] = {"of": digest}
+        kept[name].update({title: interval for title, interval in intervals.items() if interval is not None})
+    write(path, json.dumps(kept, indent=1) + "\n")
+    return kept
