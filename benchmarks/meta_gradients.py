@@ -80,7 +80,7 @@ def main():
         method.backbone.load_state_dict(start_of(config, args.data))
     model, done = method.module.module, 0
     print("| after batches | gradient of | cosine with MAML's | length / MAML's | ms a task |\n|---|---|---|---|---|")
-    for batches in args.batches:
+    for batches in sorted(args.batches):
         train(model, tasks, args.inner_lr, args.steps, batches - done, 4, args.tasks + 4 * done)
         done = batches
         for name, *numbers, seconds in compare(model, [tasks[i] for i in range(args.tasks)], args.inner_lr, args.steps):

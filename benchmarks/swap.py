@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn, optim
 from tqdm import tqdm
 
-from l2l_niw import NIW
+from l2l_niw import NIW, calibration
+from l2l_niw.data.images import read_folders
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
@@ -56,13 +56,8 @@ def load_characters(root, part):
     characters = sorted(p for p in folder.glob("*/*") if p.is_dir())
     if not characters:
         sys.exit(MISSING.format(root=root, folder=folder))
-    images, labels = [], []
-    for label, character in enumerate(tqdm(characters, desc=f"reading {part}")):
-        for path in sorted(character.glob("*.png")):
-            small = Image.open(path).convert("L").resize((28, 28), Image.Resampling.LANCZOS)
-            images.append(1.0 - torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255.0)
-            labels.append(label)
-    return torch.stack(images).unsqueeze(1), torch.tensor(labels)
+    images = read_folders(characters, size=28, grey=True)
+    return 1.0 - images.pixels.float() / 255.0, images.labels
 
 
 def taskset(data, ways, shots, queries):
@@ -110,7 +105,10 @@ def predict(wrapper, task, loss, config):
 
 
 def evaluate(wrapper, tasks, loss, config):
-    """Accuracy with its 95% interval over tasks, ECE (20 bins), NLL and Brier score."""
+    """
+    Accuracy with its 95% interval over tasks, ECE (20 bins), NLL and Brier score. The ECE is torchmetrics' own, which
+    gives a probability of exactly 1 a bin of its own.
+    """
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     seed_everything(config["test_seed"])
@@ -121,14 +119,13 @@ def evaluate(wrapper, tasks, loss, config):
         labels.append(y)
     per_task = torch.stack([(p.argmax(-1) == y).float().mean() for p, y in zip(probabilities, labels)])
     p, y = torch.cat(probabilities), torch.cat(labels)
-    onehot = nn.functional.one_hot(y, config["ways"]).float()
     return {
         "accuracy": per_task.mean().item(),
         "accuracy_ci": 1.96 * per_task.std().item() / len(per_task) ** 0.5,
         "ece": multiclass_calibration_error(p, y, config["ways"], n_bins=20).item(),
         "confidence": p.amax(-1).mean().item(),
-        "nll": nn.functional.nll_loss(p.clamp_min(1e-12).log(), y).item(),
-        "brier": (p - onehot).square().sum(-1).mean().item(),
+        "nll": calibration.nll(p, y),
+        "brier": calibration.brier(p, y),
     }
 
 
@@ -149,6 +146,9 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
     log, seconds, start = [], 0.0, 0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=False)
+        longer = {**state["config"], "iterations": config["iterations"]}  # is no other training
+        if longer != config or state["iteration"] > config["iterations"]:
+            sys.exit(f"{checkpoint} is of another budget; move it away, or give another --results.")
         wrapper.load_state_dict(state["wrapper"])
         opt.load_state_dict(state["opt"])
         log, seconds, start = state["log"], state["seconds"], state["iteration"]
@@ -175,9 +175,10 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
         log.append((round(error, 4), round(accuracy, 4)))
         bar.set_postfix(loss=f"{np.mean(log[-50:], 0)[0]:.3f}", acc=f"{np.mean(log[-50:], 0)[1]:.3f}")
         if (iteration + 1) % every == 0:
-            torch.save({"wrapper": wrapper.state_dict(), "opt": opt.state_dict(), "log": log,
+            torch.save({"wrapper": wrapper.state_dict(), "opt": opt.state_dict(), "log": log, "config": config,
                         "seconds": seconds, "iteration": iteration + 1, "random": random.getstate(),
-                        "numpy": np.random.get_state(), "torch": torch.get_rng_state()}, checkpoint)
+                        "numpy": np.random.get_state(), "torch": torch.get_rng_state()}, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)  # at once, so that a stop leaves a whole one
     return wrapper, loss, log, seconds
 
 
@@ -244,6 +245,10 @@ def report(results):
     runs = [json.loads(p.read_text()) for p in sorted(results.glob("*.json"))]
     if not runs:
         sys.exit(f"Nothing has been run yet under {results}; call this script with --data ROOT first.")
+    for run in runs:
+        if run["config"] != runs[0]["config"]:
+            sys.exit(f"{results} cannot be one table: {runs[0]['method']}-{runs[0]['seed']} and {run['method']}-"
+                     f"{run['seed']} are of other budgets. Move one of them away.")
     budget = ", ".join(f"{k} {v}" for k, v in runs[0]["config"].items())
     text = (
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"

@@ -167,6 +167,16 @@ def test_a_stopped_swap_goes_on_to_the_same_result(omniglot, tmp_path):
     parts = train(4, tmp_path / "parts.pt")
     for key, value in whole.items():
         assert torch.equal(value, parts[key]), key
+    with pytest.raises(SystemExit, match="another budget"):  # it has had more already
+        train(2, tmp_path / "whole.pt")
+
+
+def test_swaps_of_other_budgets_are_no_table(tmp_path):
+    for seed in (0, 1):
+        run = {"method": "NIW", "seed": seed, "config": {"iterations": seed + 1}}
+        (tmp_path / f"NIW-{seed}.json").write_text(json.dumps(run))
+    with pytest.raises(SystemExit, match="NIW-0 and NIW-1 are of other budgets"):
+        swap.report(tmp_path)
 
 
 def test_missing_data_says_how_to_get_it(tmp_path):

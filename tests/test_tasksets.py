@@ -1,5 +1,6 @@
 """learn2learn's image benchmarks as episodes in memory."""
 
+import io
 import pickle
 
 import numpy as np
@@ -78,6 +79,24 @@ def test_mini_imagenet_is_learn2learn_s(tmp_path):
     for k in (0, 1):
         own = torch.stack([x for x, y in theirs if y == k])
         assert torch.equal(found.pixels[found.labels == k].float(), own)
+
+
+def test_tiered_imagenet_is_learn2learn_s(tmp_path):
+    data = np.random.default_rng(0).integers(256, size=(4, 84, 84, 3), dtype=np.uint8)
+    encoded = []
+    for picture in data:
+        buffer = io.BytesIO()
+        Image.fromarray(picture[:, :, ::-1]).save(buffer, "png")
+        encoded.append(np.frombuffer(buffer.getvalue(), dtype=np.uint8))
+    (tmp_path / "tiered-imagenet").mkdir()
+    (tmp_path / "tiered-imagenet" / "test_images_png.pkl").write_bytes(pickle.dumps(encoded))
+    labels = {"label_specific": np.array([5, 2, 2, 5])}
+    (tmp_path / "tiered-imagenet" / "test_labels.pkl").write_bytes(pickle.dumps(labels))
+    found = load_images("tiered-imagenet", "test", tmp_path)
+    theirs = l2l.vision.datasets.TieredImagenet(str(tmp_path), mode="test")
+    assert found.labels.tolist() == [0, 0, 1, 1]
+    for own, i in zip(found.pixels, [1, 2, 0, 3]):
+        assert np.array_equal(own.permute(1, 2, 0), np.asarray(theirs[i][0]))
 
 
 def test_omniglot_s_folders_are_enough_and_its_splits_share_no_character(tmp_path, monkeypatch):
@@ -179,12 +198,22 @@ def test_the_three_splits_and_training_s_own_numbers(cifarfs, monkeypatch):
     assert torch.equal(again.test[3].x, tasksets.test[3].x)
     assert not torch.equal(again.test[3].x, tasksets.validation[3].x)
     assert not torch.equal(again.train[3].x, tasksets.train[3].x)
+    for split, taskset in tasksets._asdict().items():
+        assert taskset.images.pixels.equal(load_images("cifarfs", split, cifarfs).pixels)
+        assert not taskset.rotate
+    with pytest.raises(ArgumentError, match="cifarfs .validation.: ways is 4, but there are 3 classes"):
+        get_tasksets("cifarfs", ways=4, train_ways=3, shots=1, queries=1, root=cifarfs)
+
+
+def test_omniglot_s_characters_are_turned(tmp_path, monkeypatch):
+    tasksets = get_tasksets("omniglot", ways=2, shots=1, queries=1, root=draw_omniglot(tmp_path, monkeypatch))
+    assert all(taskset.rotate for taskset in tasksets)
 
 
 def test_missing_data_are_named_with_their_remedy_and_nothing_is_touched(tmp_path, monkeypatch):
     for name in images.SOURCES:
         with pytest.raises(
-            DataError, match=f"No {name} .*looked for .*{tmp_path.name}.*download=True, or .*{tmp_path.name}"
+            DataError, match=f"No {name} .*looked for .*{tmp_path.name}.*Either .*{tmp_path.name}.*or .*download=True"
         ):
             load_images(name, "train", tmp_path)
     assert not list(tmp_path.iterdir())
@@ -198,9 +227,29 @@ def test_missing_data_are_named_with_their_remedy_and_nothing_is_touched(tmp_pat
     with pytest.raises(DataError, match="cifarfs.zip, which is there already"):
         load_images("cifarfs", "train", tmp_path, download=True)
     assert (tmp_path / "cifarfs.zip").read_bytes() == b"half an archive"
-    (tmp_path / "fc100-png" / "train" / "a").mkdir(parents=True)
-    with pytest.raises(DataError, match="There is no PNG in"):
+
+
+def test_data_that_cannot_be_read_are_named(cifarfs, tmp_path):
+    folder = cifarfs / "cifarfs" / "processed"
+    (folder / "train" / "zebra").mkdir()
+    with pytest.raises(DataError, match="cifarfs .train. under .* cannot be read: There is no PNG in .*zebra.*PNGs"):
+        load_images("cifarfs", "train", cifarfs)
+    (folder / "val" / "bee" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="cifarfs .validation. .*bee/0.png"):
+        load_images("cifarfs", "validation", cifarfs)
+    draw(folder / "test", ["other"], 1, (16, 16, 3))
+    with pytest.raises(DataError, match="other/0.png is of another size"):
+        load_images("cifarfs", "test", cifarfs)
+    (tmp_path / "fc100-png" / "train").mkdir(parents=True)
+    with pytest.raises(DataError, match="There is no folder of a class in .*fc100-png/train"):
         load_images("fc100", "train", tmp_path)
+    (tmp_path / "mini-imagenet-cache-test.pkl").write_bytes(pickle.dumps({"image_data": 3})[:-4])
+    with pytest.raises(DataError, match="mini-imagenet .test. under .* cannot be read"):
+        load_images("mini-imagenet", "test", tmp_path)
+    (tmp_path / "tiered-imagenet").mkdir()
+    (tmp_path / "tiered-imagenet" / "val_images_png.pkl").write_bytes(b"")
+    with pytest.raises(DataError, match="looked for .*val_images_png.pkl and .*val_labels.pkl"):
+        load_images("tiered-imagenet", "validation", tmp_path)
 
 
 def test_a_download_is_learn2learn_s_and_only_on_demand(tmp_path, monkeypatch):
@@ -219,8 +268,11 @@ def test_a_download_is_learn2learn_s_and_only_on_demand(tmp_path, monkeypatch):
         ({"queries": 10}, "shots . queries is 11, but a class has 10"),
         ({"shots": 0}, "shots must be"),
         ({"num_tasks": 0}, "num_tasks"),
+        ({"seed": -1}, "seed must be"),
+        ({"images": Images(numbered().pixels / 255, numbered().labels)}, "pixels in bytes"),
+        ({"images": Images(numbered().pixels, numbered().labels - 1)}, "a label of -1"),
     ],
 )
 def test_numbers_that_the_images_cannot_give_are_named(change, message):
     with pytest.raises(ArgumentError, match=message):
-        ImageTaskset(numbered(), **{"ways": 3, "shots": 1, "queries": 2, **change})
+        ImageTaskset(**{"images": numbered(), "ways": 3, "shots": 1, "queries": 2, **change})

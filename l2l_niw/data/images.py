@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -34,12 +35,12 @@ def read_folders(folders: List[Path], size: Optional[int] = None, grey: bool = F
     for label, folder in enumerate(folders):
         with os.scandir(folder.resolve()) as entries:
             found = sorted((entry for entry in entries if entry.name.endswith(".png")), key=lambda entry: entry.name)
+        if not found:
+            raise DataError(f"There is no PNG in {folder}.")
         for entry in found:
             facts = entry.stat()
             digest.update(repr((label, entry.path, facts.st_size, facts.st_mtime_ns)).encode())
             files.append((label, entry.path))
-    if not files:
-        raise DataError(f"There is no PNG in {folders[0] if folders else 'any folder'}.")
     return Images(**kept(f"images-{digest.hexdigest()[:32]}", lambda: read_files(files, size, grey)._asdict()))
 
 
@@ -53,13 +54,18 @@ def read_files(files: List[Tuple[int, str]], size: Optional[int], grey: bool) ->
             if size is not None:
                 image = image.resize((size, size), pil.Resampling.LANCZOS)
             images.append(np.asarray(image))
+        if images[-1].shape != images[0].shape:
+            raise DataError(f"{path} is of another size than {files[0][1]}.")
     pixels = torch.from_numpy(np.stack(images))
     pixels = pixels.unsqueeze(1) if grey else pixels.permute(0, 3, 1, 2).contiguous()
     return Images(pixels, torch.tensor([label for label, _ in files]))
 
 
 def subfolders(folder: Path, depth: int = 1) -> List[Path]:
-    return sorted(path for path in folder.glob("/".join("*" * depth)) if path.is_dir())
+    found = sorted(path for path in folder.glob("/".join("*" * depth)) if path.is_dir())
+    if not found:
+        raise DataError(f"There is no folder of a class in {folder}.")
+    return found
 
 
 def from_dataset(dataset: Sequence) -> Images:
@@ -127,12 +133,12 @@ def omniglot_archives(root: Path, split: str) -> object:
 
 class Source(NamedTuple):
     """
-    How to read a benchmark, which paths of a split one of has to be there, how to get them, and what a download would
-    write to.
+    How to read a benchmark, which paths of a split have to be there (one or another list of them), how to get them, and
+    what a download would write to.
     """
 
     read: Callable[[Path, str], Images]
-    paths: Callable[[str], List[str]]
+    paths: Callable[[str], List[List[str]]]
     download: Callable[[Path, str], object]
     writes: Callable[[str], List[str]]
     remedy: str
@@ -141,7 +147,7 @@ class Source(NamedTuple):
 SOURCES: Dict[str, Source] = {
     "omniglot": Source(
         omniglot,
-        lambda split: ["omniglot-py/images_background", "omniglot-py/images_evaluation"],
+        lambda split: [["omniglot-py/images_background", "omniglot-py/images_evaluation"]],
         omniglot_archives,
         lambda split: ["omniglot-py"],
         "unpack images_background.zip and images_evaluation.zip of github.com/brendenlake/omniglot into "
@@ -149,28 +155,28 @@ SOURCES: Dict[str, Source] = {
     ),
     "cifarfs": Source(
         cifarfs,
-        lambda split: [f"cifarfs/processed/{MODES[split]}"],
+        lambda split: [[f"cifarfs/processed/{MODES[split]}"]],
         lambda root, split: learn2learn("CIFARFS", root, split, True),
         lambda split: ["cifarfs", "cifarfs.zip"],
         "put a folder of PNGs for each class into {root}/cifarfs/processed/train, val and test",
     ),
     "fc100": Source(
         fc100,
-        lambda split: [f"fc100-png/{MODES[split]}", f"FC100_{MODES[split]}.pickle"],
+        lambda split: [[f"fc100-png/{MODES[split]}"], [f"FC100_{MODES[split]}.pickle"]],
         lambda root, split: learn2learn("FC100", root, split, True),
         lambda split: ["fc100.zip", *(f"FC100_{mode}.pickle" for mode in MODES.values())],  # all three at once
         "put a folder of PNGs for each class into {root}/fc100-png/train, val and test",
     ),
     "mini-imagenet": Source(
         mini_imagenet,
-        lambda split: [f"mini-imagenet-cache-{split}.pkl"],
+        lambda split: [[f"mini-imagenet-cache-{split}.pkl"]],
         lambda root, split: learn2learn("MiniImagenet", root, split, True),
         lambda split: [f"mini-imagenet-cache-{split}.pkl"],
         "get mini-imagenet-cache-train.pkl, -validation.pkl and -test.pkl from zenodo.org/record/7978538 into {root}",
     ),
     "tiered-imagenet": Source(
         tiered_imagenet,
-        lambda split: [f"tiered-imagenet/{MODES[split]}_images_png.pkl"],
+        lambda split: [[f"tiered-imagenet/{MODES[split]}_{part}.pkl" for part in ("images_png", "labels")]],
         lambda root, split: learn2learn("TieredImagenet", root, split, True),
         lambda split: ["tiered-imagenet"],
         "get the tiered-imagenet-* files of zenodo.org/record/7978538 into {root}/tiered-imagenet, without that prefix",
@@ -206,11 +212,14 @@ def load_images(name: str, split: str, root: Union[str, Path, None] = None, down
     if split not in MODES:
         raise ArgumentError(f"split must be one of {', '.join(MODES)}; got {split!r}.")
     source, root = SOURCES[name], data_root(root)
-    if not any((root / path).exists() for path in source.paths(split)):
-        wanted = " or ".join(str(root / path) for path in source.paths(split))
+    remedy = source.remedy.format(root=root)
+    if not any(all((root / path).exists() for path in paths) for paths in source.paths(split)):
+        wanted = ", or ".join(" and ".join(str(root / path) for path in paths) for paths in source.paths(split))
         if not download:
-            remedy = source.remedy.format(root=root)
-            raise DataError(f"No {name} ({split}): looked for {wanted}. Give download=True, or {remedy}.")
+            raise DataError(
+                f"No {name} ({split}): looked for {wanted}. Either {remedy}, or let learn2learn download it: "
+                "download=True, `python -m l2l_niw train --download`."
+            )
         in_the_way = [str(root / path) for path in source.writes(split) if (root / path).exists()]
         if in_the_way:
             raise DataError(
@@ -219,7 +228,13 @@ def load_images(name: str, split: str, root: Union[str, Path, None] = None, down
             )
         root.mkdir(parents=True, exist_ok=True)
         source.download(root, split)
-    return _read(name, split, root)
+    try:
+        return _read(name, split, root)
+    except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(
+            f"{name} ({split}) under {root} cannot be read: {reason}. Move away what is broken, and {remedy}."
+        ) from error
 
 
 @cache

@@ -47,6 +47,12 @@ class ImageTaskset:
         check_number("num_tasks", num_tasks, -1, whole=True)
         if num_tasks == 0:
             raise ArgumentError("num_tasks must be a number of tasks, or -1 for no end; got 0.")
+        for number in np.atleast_1d(seed):
+            check_number("seed", int(number), 0, whole=True)
+        if images.pixels.dtype != torch.uint8:
+            raise ArgumentError(f"images must have pixels in bytes, torch.uint8; got {images.pixels.dtype}.")
+        if len(images.labels) and images.labels.min() < 0:
+            raise ArgumentError(f"images has a label of {images.labels.min()}: classes are 0, 1, ...")
         if len(images.pixels) != len(images.labels):
             raise ArgumentError(f"images has {len(images.pixels)} pictures, but {len(images.labels)} labels.")
         order = images.labels.argsort(stable=True)
@@ -164,7 +170,10 @@ def get_tasksets(
         pixels, labels = load_images(name, split, root, download)
         images = Images(pixels.to(device), labels)
         seeds = (list(MODES).index(split), seed)
-        return ImageTaskset(images, ways, shots, queries, tasks, name == "omniglot", seeds)
+        try:
+            return ImageTaskset(images, ways, shots, queries, tasks, name == "omniglot", seeds)
+        except ArgumentError as error:
+            raise ArgumentError(f"{name} ({split}): {error}") from error
 
     train = [other if own is None else own for own, other in ((train_ways, ways), (train_shots, shots))]
     train.append(queries if train_queries is None else train_queries)
