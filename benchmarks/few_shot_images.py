@@ -8,10 +8,9 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
     python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
-Every method has the same backbone, the same training tasks, as many of them, and a search of the same size. NIW has the
-learning rates of the same network without it; a search of its own is for the width of a head's prior, and the swap has
-none. A run that was stopped goes on where it was, and a finished one is not run again. Where settings have changed, a
-run with the old ones has to be moved away first.
+Every method has the same backbone, the same training tasks, as many of them, and a search of the same size; NIW has
+none of its own, but the learning rates of the same network without it. A run that was stopped goes on where it was, and
+a finished one is not run again. Where settings have changed, a run with the old ones has to be moved away first.
 """
 
 import argparse
@@ -39,48 +38,38 @@ OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
 TWO = (0.001, 0.003)
 READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05, 0.2)}
-WIDTHS = (0.015, 0.03, 0.05, 0.08)  # of a prior
-SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None or spec.prior_std is not None]
+SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
 
 
 def space(method):
     """Four settings, whatever the method."""
-    if METHODS[method].twin:
-        return [{"prior_std": width} for width in WIDTHS]
     if method in INNER:
         return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
     return [{"lr": lr} for lr in OUTER]
 
 
-def trials(column, method, results, shared):
-    """[(settings, config, folder)] of the search, with settings that all of them share."""
+def trials(column, method, results):
+    """[(settings, config, folder)] of the search."""
     base = COLUMNS[column]
     base = replace(base, method=method, seed=TUNING_SEED, iterations=base.iterations // TRIAL, validations=1)
     base = replace(base, validation_tasks=100)
     folder = results / column / "search"
-    settings = [{**shared, **own} for own in space(method)]
-    names = ["-".join([method, *(f"{key}-{value:g}" for key, value in own.items())]) for own in settings]
-    return [(own, replace(base, **own), folder / name) for own, name in zip(settings, names)]
+    names = ["-".join([method, *(f"{key}-{value:g}" for key, value in own.items())]) for own in space(method)]
+    return [(own, replace(base, **own), folder / name) for own, name in zip(space(method), names)]
 
 
 def search(column, methods, data, jobs, results):
-    """Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had."""
-    path = results / column / "settings.json"
-    chosen = json.loads(path.read_text()) if path.exists() else {}
-    for twins in (False, True):  # which have the others' learning rates
-        own = [method for method in methods if method in SEARCHED and bool(METHODS[method].twin) == twins]
-        chosen.update(choose({m: trials(column, m, results, chosen.get(METHODS[m].twin, {})) for m in own}, data, jobs))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(chosen, indent=1) + "\n")
-
-
-def choose(everything, data, jobs):
-    """{method: the best of its trials}."""
+    """
+    Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had. NIW has its
+    twin's.
+    """
+    everything = {method: trials(column, method, results) for method in methods if method in SEARCHED}
     failures = run_all([trial[1:] for own in everything.values() for trial in own], data, jobs, test=False)
     broken = [failure.text for failure in failures.values() if not failure.diverged]
     if broken:
         raise NIWError("\n".join(broken))
-    chosen = {}
+    path = results / column / "settings.json"
+    chosen = json.loads(path.read_text()) if path.exists() else {}
     for method, own in everything.items():
         lines = []
         for settings, _, folder in own:
@@ -92,18 +81,18 @@ def choose(everything, data, jobs):
         if not finished:
             raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
         chosen[method] = own[min(finished, key=lambda i: lines[i]["validation_nll"])][0]
-        (own[0][2].parent / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
-    return chosen
+        (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
+    path.write_text(json.dumps(chosen, indent=1) + "\n")
 
 
 def table(column, args):
     """Trains and tests every method with the settings that the search has chosen for it, or for its twin."""
     path = args.results / column / "settings.json"
     searched = json.loads(path.read_text()) if path.exists() else {}
-    settings = {method: searched.get(method, searched.get(METHODS[method].twin, {})) for method in args.methods}
-    for method in settings:
-        if method not in searched and (method in SEARCHED or METHODS[method].twin not in searched):
-            print(f"{column}: no settings were searched for {method}, which has defaults.")
+    settings = {method: searched.get(METHODS[method].twin or method, {}) for method in args.methods}
+    for method, own in settings.items():
+        if not own:
+            print(f"{column}: no settings were searched for {METHODS[method].twin or method}; {method} has defaults.")
     compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
 
 
