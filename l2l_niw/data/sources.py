@@ -1,13 +1,14 @@
 """Sine-Line as learn2learn and torchmeta hand out tasks."""
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from l2l_niw.checks import check_number
+from l2l_niw.data.numbered import NumberedTasks
 from l2l_niw.data.sine_line import SineLine
 from l2l_niw.errors import ArgumentError, ExtraError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 
-class SineLineTaskset:
+class SineLineTaskset(NumberedTasks):
     """
     **Description**
 
@@ -33,22 +34,15 @@ class SineLineTaskset:
     """
 
     def __init__(self, family: SineLine, num_tasks: int = -1, seed: int = 0, split: str = "train"):
-        check_number("num_tasks", num_tasks, -1, whole=True)
-        if num_tasks == 0:
-            raise ArgumentError("num_tasks must be a number of tasks, or -1 for no end; got 0.")
+        super().__init__(num_tasks)
         check_number("seed", seed, 0, whole=True)
         if split not in SPLITS:
             raise ArgumentError(f"split must be one of {SPLITS}, got {split!r}.")
-        self.family, self.num_tasks = family, num_tasks
+        self.family = family
         self._split, self._first = SPLITS.index(split), int(np.random.SeedSequence(seed).generate_state(1)[0])
         self._order = torch.Generator().manual_seed(seed)
 
-    def __len__(self) -> int:
-        return 1 if self.num_tasks < 0 else self.num_tasks  # learn2learn's own reading of -1
-
-    def __getitem__(self, i: int) -> Tuple[Tensor, Tensor]:
-        if i < 0 or 0 <= self.num_tasks <= i:
-            raise IndexError(f"task {i} of a taskset of {self.num_tasks}.")
+    def task(self, i: int) -> Tuple[Tensor, Tensor]:
         number = 3 * ((self._first + i) % 2**30) + self._split  # of 32 bits, which are all that torch's seeds have
         tasks = self.family.sample(1, torch.Generator().manual_seed(number))
         x, y, x_query, y_query = (t[0] for t in tasks)
@@ -57,13 +51,6 @@ class SineLineTaskset:
     def sample(self) -> Tuple[Tensor, Tensor]:
         end = 2**30 if self.num_tasks < 0 else self.num_tasks
         return self[int(torch.randint(end, (), generator=self._order))]
-
-    def __iter__(self) -> Iterator[Tuple[Tensor, Tensor]]:
-        if self.num_tasks < 0:
-            while True:
-                yield self.sample()
-        for i in range(self.num_tasks):
-            yield self[i]
 
 
 def sine_line_tasksets(

@@ -1,18 +1,19 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import Iterator, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 
 from l2l_niw.checks import check_number
 from l2l_niw.data.images import MODES, Images, load_images
+from l2l_niw.data.numbered import NumberedTasks
 from l2l_niw.data.sine_line import Tasks
 from l2l_niw.errors import ArgumentError
 
 
-class ImageTaskset:
+class ImageTaskset(NumberedTasks):
     """
     **Description**
 
@@ -42,11 +43,9 @@ class ImageTaskset:
         rotate: bool = False,
         seed: int = 0,
     ):
+        super().__init__(num_tasks)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries)):
             check_number(name, value, 1, whole=True)
-        check_number("num_tasks", num_tasks, -1, whole=True)
-        if num_tasks == 0:
-            raise ArgumentError("num_tasks must be a number of tasks, or -1 for no end; got 0.")
         for number in np.atleast_1d(seed):
             check_number("seed", int(number), 0, whole=True)
         if images.pixels.dtype != torch.uint8:
@@ -66,16 +65,11 @@ class ImageTaskset:
                 f"shots + queries is {shots + queries}, but a class has {counts.min()} images: lower one of them."
             )
         self.images, self.ways, self.shots, self.queries = images, ways, shots, queries
-        self.num_tasks, self.rotate, self.seed = num_tasks, rotate, seed
+        self.rotate, self.seed = rotate, seed
         self._starts, self._counts = (counts.cumsum(0) - counts).numpy(), counts.numpy()
         self.position = 0  # of `sample` and `batch`
 
-    def __len__(self) -> int:
-        return 1 if self.num_tasks < 0 else self.num_tasks  # learn2learn's own reading of -1
-
-    def __getitem__(self, i: int) -> Tasks:
-        if i < 0 or 0 <= self.num_tasks <= i:
-            raise IndexError(f"task {i} of a taskset of {self.num_tasks}.")
+    def task(self, i: int) -> Tasks:
         random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
         size = self.shots + self.queries
         classes = random.choice(len(self._counts), self.ways, replace=False)
@@ -103,13 +97,6 @@ class ImageTaskset:
         """The next n tasks, stacked."""
         check_number("n", n, 1, whole=True)
         return Tasks(*(torch.stack(parts) for parts in zip(*(self.sample() for _ in range(n)))))
-
-    def __iter__(self) -> Iterator[Tasks]:
-        if self.num_tasks < 0:
-            while True:
-                yield self.sample()
-        for i in range(self.num_tasks):
-            yield self[i]
 
 
 class Tasksets(NamedTuple):
