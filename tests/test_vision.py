@@ -39,7 +39,7 @@ def test_every_method_trains_and_is_scored(name, data, tmp_path):
     assert [line["iteration"] for line in log] == [2, 4]
     start = build(config).module.state_dict()
     moved = {key for key, value in weights(tmp_path).items() if not torch.equal(value, start[key])}
-    trained = {key for key, _ in build(config).module.named_parameters()}
+    trained = {key for key, p in build(config).module.named_parameters() if p.requires_grad}
     unused = {"log_variance", "raw_n0"} if name == "reptile" else set()  # Reptile is NIW without them
     assert moved == {key for key in trained if not any(part in key for part in unused)}
     metrics = evaluate(tmp_path, data)
@@ -88,9 +88,12 @@ def test_maml_and_its_kin_are_learn2learn_s_own_loops(name):
         torch.testing.assert_close(own.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("fixed", ["", "-fixed"])
 @pytest.mark.parametrize(("name", "inference"), [("metaqda", "bayesian"), ("metaqda-map", "map")])
-def test_metaqda_is_of_either_inference(name, inference):
-    assert build(replace(SMALL, method=name)).module.head.inference == inference
+def test_metaqda_is_of_either_inference(name, inference, fixed):
+    model = build(replace(SMALL, method=name + fixed)).module
+    assert model.head.inference == inference
+    assert all(p.requires_grad != bool(fixed) for p in model.backbone.parameters())
 
 
 def test_a_batch_is_a_step_of_adam_on_a_cosine_with_the_mean_gradient(data):

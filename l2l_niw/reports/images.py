@@ -192,11 +192,11 @@ def report(folder: Path) -> str:
         f"Every method: {budget}; "
         "learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of telling all training classes apart, with the "
         "same weights for all methods of a seed. BatchNorm takes the statistics of the support and of the query, "
-        "each by itself, as in MAML: all methods are transductive. MetaQDA is trained together with its "
-        "backbone. Accuracy: mean and 95% interval over test tasks and seeds; the difference to the same network "
-        "without NIW is paired, task by task. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
-        "after temperature scaling, fitted on validation tasks. Seconds and memory are of training, in a process "
-        "of one thread.",
+        "each by itself, as in MAML: all methods are transductive. MetaQDA as published has a fixed backbone; its "
+        "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
+        "seeds; the difference to the same network without NIW is paired, task by task. Others: mean and standard "
+        "error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on validation tasks. Seconds and "
+        "memory are of training, in a process of one thread.",
         "![Validation on the way](curves.png)",
     ]
     if (folder / "reliability.png").exists():

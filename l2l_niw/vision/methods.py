@@ -163,11 +163,11 @@ def readout(make: Callable) -> Callable:
     return made
 
 
-def head(make: Callable) -> Callable:
-    """A head by itself."""
+def head(make: Callable, fixed: bool = False) -> Callable:
+    """A head by itself, on a backbone that is trained with it or stays as it was pretrained."""
 
     def made(config: Config) -> Method:
-        body = Backbone(config)
+        body = Backbone(config).requires_grad_(not fixed)
         return Episodic(EpisodicModel(body, make(body.features)))
 
     return made
@@ -202,6 +202,10 @@ def qda_head(features: int, inference: str = "bayesian") -> MetaQDA:
     """Classes start wide beside the backbone's features, so that logits start small."""
     spread = 10.0 * features if inference == "bayesian" else 30.0 * (2 * features + 4)
     return MetaQDA(features, inference, spread=spread)
+
+
+def qda_map_head(features: int) -> MetaQDA:
+    return qda_head(features, "map")
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,9 @@ METHODS: Dict[str, Spec] = {
     ),
     "protonet": Spec("ProtoNet", head(protonet_head)),
     "ridge": Spec("ridge (R2D2)", head(ridge_head)),
-    "metaqda-map": Spec("MetaQDA, MAP", head(lambda features: qda_head(features, "map"))),
+    "metaqda-map-fixed": Spec("MetaQDA, MAP, fixed backbone", head(qda_map_head, fixed=True)),
+    "metaqda-fixed": Spec("MetaQDA, Bayesian, fixed backbone", head(qda_head, fixed=True)),
+    "metaqda-map": Spec("MetaQDA, MAP", head(qda_map_head)),
     "metaqda": Spec("MetaQDA, Bayesian", head(qda_head)),
     "niw": Spec(
         "NIW, linear",
