@@ -195,7 +195,8 @@ def protonet_head(features: int) -> NearestCentroid:
 
 
 def ridge_head(features: int) -> Ridge:
-    return Ridge(lam=1.0, learn_lam=True, scale=5.0)
+    """The regulariser starts at the size of a feature's squared norm: a small one would fit the support's noise."""
+    return Ridge(lam=float(features), learn_lam=True, scale=10.0)
 
 
 def qda_head(features: int, inference: str = "bayesian") -> MetaQDA:
