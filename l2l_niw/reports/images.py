@@ -146,7 +146,7 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
     """Validation accuracy and NLL on the way, means over seeds: whether methods had converged. Twins share a colour."""
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
-    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5))
+    figure, axes = pyplot.subplots(1, 2, figsize=(15, 5))
     colours = {name: f"C{i}" for i, name in enumerate(n for n, spec in METHODS.items() if spec.twin is None)}
     for name, runs in methods.items():
         colour = colours[METHODS[name].twin or name]
@@ -155,7 +155,7 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
         for ax, key in zip(axes, ("validation_accuracy", "validation_nll")):
             ax.plot(x, np.mean([[line[key] for line in run.log] for run in runs], 0), **style)
             ax.set(xlabel="iterations", ylabel=key.replace("_", " "))
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
