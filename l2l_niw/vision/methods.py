@@ -205,8 +205,7 @@ def qda_head(features: int, inference: str = "bayesian") -> MetaQDA:
     return MetaQDA(features, inference, spread=spread)
 
 
-def qda_map_head(features: int) -> MetaQDA:
-    return qda_head(features, "map")
+qda_map_head = partial(qda_head, inference="map")
 
 
 @dataclass(frozen=True)
