@@ -33,7 +33,7 @@ COLUMNS = {
     "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, **BUDGET),
     "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, inner_lr=SMALL, **BUDGET),
 }
-TRIAL = 4  # a trial of the search has this part of the iterations
+TRIAL = 4  # a trial of the search has this part of the iterations, but that of a head alone, which is cheap, all
 TUNING_SEED = 100
 OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
 HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, which bears larger ones
@@ -43,18 +43,22 @@ INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05,
 SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
 
 
+def is_head_alone(method):
+    return method.endswith("fixed")
+
+
 def space(method):
     """Four settings, whatever the method."""
     if method in INNER:
         return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
-    return [{"lr": lr} for lr in (HEAD_ALONE if method.endswith("fixed") else OUTER)]
+    return [{"lr": lr} for lr in (HEAD_ALONE if is_head_alone(method) else OUTER)]
 
 
 def trials(column, method, results):
     """[(settings, config, folder)] of the search."""
     base = COLUMNS[column]
-    base = replace(base, method=method, seed=TUNING_SEED, iterations=base.iterations // TRIAL, validations=1)
-    base = replace(base, validation_tasks=100)
+    iterations = base.iterations if is_head_alone(method) else base.iterations // TRIAL
+    base = replace(base, method=method, seed=TUNING_SEED, iterations=iterations, validations=1, validation_tasks=100)
     folder = results / column / "search"
     names = ["-".join([method, *(f"{key}-{value:g}" for key, value in own.items())]) for own in space(method)]
     return [(own, replace(base, **own), folder / name) for own, name in zip(space(method), names)]
