@@ -49,6 +49,10 @@ def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     twin = np.mean([run.metrics["accuracy"] for run in found["protonet"]])
     assert interval(found["niw-ncc"], found["protonet"]).mean == pytest.approx(mean - twin)
     assert f"{100 * mean:.2f} (" in text
+    (line,) = [line for line in text.splitlines() if "(its twin)" in line]
+    assert line.startswith(f"| NIW, nearest centroid | ProtoNet (its twin) | {100 * (mean - twin):+.2f} (")
+    nll = [np.mean([run.metrics["nll"] for run in found[name]]) for name in ("niw-ncc", "protonet")]
+    assert f" | {nll[0] - nll[1]:+.4f} (" in line
     for path in tmp_path.glob("runs/*/tasks.npz"):
         path.unlink()
     assert main(["report", str(tmp_path)]) == 0

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -83,53 +83,66 @@ def mean_and_error(runs: List[Run], key: str, factor: float = 1.0, digits: int =
     return shown if len(found) == 1 else f"{shown} ± {found.std(ddof=1) / len(found) ** 0.5:.{digits}f}"
 
 
-def values(runs: List[Run]) -> Dict[int, torch.Tensor]:
-    """Every seed's accuracies, task by task, where their files are at hand."""
-    return {run.config.seed: torch.from_numpy(run.tasks["accuracy"]) for run in runs if run.tasks is not None}
+def values(runs: List[Run], key: str) -> Dict[int, torch.Tensor]:
+    """Every seed's scores, task by task, where their files are at hand."""
+    return {run.config.seed: torch.from_numpy(run.tasks[key]) for run in runs if run.tasks is not None}
 
 
-def interval(runs: List[Run], others: Optional[List[Run]] = None) -> Optional[Interval]:
+def interval(runs: List[Run], others: Optional[List[Run]] = None, key: str = "accuracy") -> Optional[Interval]:
     """
-    95% over test tasks and seeds, of a method's accuracy, or of its difference to another's on the same tasks with the
-    same seeds. None where a file with the tasks' own values, or a seed, is missing.
+    95% over test tasks and seeds, of a method's score, or of its difference to another's on the same tasks with the
+    same seeds. None where a file with the tasks' own values, or a seed, is missing, or a likelihood is zero.
     """
-    own = values(runs)
-    theirs = {seed: torch.zeros(()) for seed in own} if others is None else values(others)
+    own = values(runs, key)
+    theirs = {seed: torch.zeros(()) for seed in own} if others is None else values(others, key)
     if len(own) < len(runs) or set(theirs) != set(own):
         return None
-    return bootstrap(torch.stack([own[seed] - theirs[seed] for seed in own]))
+    differences = torch.stack([own[seed] - theirs[seed] for seed in own])
+    return bootstrap(differences) if differences.isfinite().all() else None
+
+
+def pairs(methods: Dict[str, List[Run]]) -> List[Tuple[str, str]]:
+    """What is compared task by task: NIW with its twins, and the most accurate NIW with everything else."""
+    own = [name for name in methods if METHODS[name].twin is not None]
+    if not own:
+        return []
+    best = max(own, key=lambda name: np.mean([run.metrics["accuracy"] for run in methods[name]]))
+    found = [(name, METHODS[name].twin) for name in own if METHODS[name].twin in methods]
+    return found + [(best, name) for name in methods if name not in own and name != METHODS[best].twin]
 
 
 def intervals(folder: Path, methods: Dict[str, List[Run]]) -> Kept:
-    """Of every method's accuracy, and of its difference to its twin's."""
-    found = {}
-    for name, runs in methods.items():
-        twin = methods.get(METHODS[name].twin, [])
-        scores = [[run.config.method, run.config.seed, run.metrics["accuracy"]] for run in (*runs, *twin)]
-        found[name] = scores, {"accuracy": interval(runs), "difference": interval(runs, twin) if twin else None}
+    """Of every method's accuracy, and of the differences of pairs."""
+
+    def scores(name: str) -> List[list]:
+        return [[name, run.config.seed, run.metrics["accuracy"]] for run in methods[name]]
+
+    found = {name: (scores(name), {"accuracy": interval(runs)}) for name, runs in methods.items()}
+    for one, other in pairs(methods):
+        differences = {key: interval(methods[one], methods[other], key) for key in ("accuracy", "nll")}
+        found[f"{one} - {other}"] = [*scores(one), *scores(other)], differences
     return kept_intervals(folder / "intervals.json", found)
 
 
-def percent(found: Optional[Interval], sign: str = "") -> str:
+def shown(found: Optional[Interval], form: str = ".2f", factor: float = 100.0) -> str:
     if found is None:
         return ""
-    mean, low, high = (100 * value for value in found)
-    return f"{mean:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
+    mean, low, high = (factor * value for value in found)
+    return f"{mean:{form}} ({low:{form}} to {high:{form}})"
 
 
 def table(methods: Dict[str, List[Run]], kept: Kept) -> str:
     lines = [
-        "| method | seeds | accuracy % (95%) | - twin's (95%) | ECE % | ECE+TS % | all-class ECE % | NLL | Brier | "
+        "| method | seeds | accuracy % (95%) | ECE % | ECE+TS % | all-class ECE % | NLL | Brier | "
         "training, s | memory, MB | settings |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in methods.items():
         own, config = kept.get(name, {}), asdict(runs[0].config)
         lines.append("| " + " | ".join([
             METHODS[name].title,
             str(len(runs)),
-            percent(own.get("accuracy")) or mean_and_error(runs, "accuracy", 100, 2),
-            percent(own.get("difference"), "+"),
+            shown(own.get("accuracy")) or mean_and_error(runs, "accuracy", 100, 2),
             mean_and_error(runs, "ece", 100, 2),
             mean_and_error(runs, "ece_ts", 100, 2),
             mean_and_error(runs, "ece_all", 100, 2),
@@ -138,6 +151,21 @@ def table(methods: Dict[str, List[Run]], kept: Kept) -> str:
             f"{np.mean([run.metrics['seconds'] for run in runs]):.0f}",
             f"{np.mean([run.metrics['memory'] for run in runs]):.0f}",
             ", ".join(f"{key} {config[key]:g}" for key in OWN if config[key] is not None),
+        ]) + " |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def differences(methods: Dict[str, List[Run]], kept: Kept) -> str:
+    lines = ["| NIW | against | accuracy, points (95%) | NLL (95%) | ECE / the other's |", "|---|---|---|---|---|"]
+    for one, other in pairs(methods):
+        own = kept[f"{one} - {other}"]
+        errors = [np.mean([run.metrics["ece"] for run in methods[name]]) for name in (one, other)]
+        lines.append("| " + " | ".join([
+            METHODS[one].title,
+            METHODS[other].title + (" (its twin)" if other == METHODS[one].twin else ""),
+            shown(own.get("accuracy"), "+.2f"),
+            shown(own.get("nll"), "+.4f", 1.0),
+            f"{errors[0] / errors[1]:.2f}",
         ]) + " |")  # fmt: skip
     return "\n".join(lines)
 
@@ -194,11 +222,17 @@ def report(folder: Path) -> str:
         "same weights for all methods of a seed. BatchNorm takes the statistics of the support and of the query, "
         "each by itself, as in MAML: all methods are transductive. MetaQDA as published has a fixed backbone; its "
         "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
-        "seeds; the difference to the same network without NIW is paired, task by task. Others: mean and standard "
-        "error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on validation tasks. Seconds and "
-        "memory are of training, in a process of one thread.",
-        "![Validation on the way](curves.png)",
+        "seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on "
+        "validation tasks. Seconds and memory are of training, in a process of one thread.",
     ]
+    if pairs(methods):
+        text += [
+            "## What NIW changes",
+            differences(methods, kept),
+            "NIW beside its twin, the same network without it, and the most accurate NIW beside everything else. "
+            "Differences are paired, task by task and seed by seed.",
+        ]
+    text.append("![Validation on the way](curves.png)")
     if (folder / "reliability.png").exists():
         text.append("![Reliability](reliability.png)")
     notes = folder / "notes.md"
