@@ -8,9 +8,10 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
     python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
-Every method has the same backbone, the same training tasks, as many of them, and a search of the same size; NIW has
-none of its own, but the learning rates of the same network without it. A run that was stopped goes on where it was, and
-a finished one is not run again. Where settings have changed, a run with the old ones has to be moved away first.
+Every method has the same backbone, the same training tasks, as many of them, and a search over four settings. NIW has
+the learning rates of the same network without it; with a head it searches the width of its prior. A run that was
+stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run with the old ones
+has to be moved away first.
 """
 
 import argparse
@@ -19,11 +20,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import torch
+
+from l2l_niw import calibration
 from l2l_niw.errors import NIWError
 from l2l_niw.reports import report
 from l2l_niw.vision import METHODS, Config
 from l2l_niw.vision.compare import compare, run_all
-from l2l_niw.vision.runs import read_log
+from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
 
 RESULTS = Path(__file__).parent / "results" / "images"
 BUDGET = {"pretraining": 10, "iterations": 400, "validations": 4, "validation_tasks": 50}
@@ -34,12 +38,14 @@ COLUMNS = {
     "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, inner_lr=SMALL, **BUDGET),
 }
 TRIAL = 4  # a trial of the search has this part of the iterations, but that of a head alone, which is cheap, all
-TUNING_SEED = 100
+TUNING_SEED, TUNING_TASKS = 100, 100
 OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
 HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, which bears larger ones
 TWO = (0.001, 0.003)
 READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05, 0.2)}
+WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
+HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None]
 SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
 
 
@@ -58,24 +64,42 @@ def trials(column, method, results):
     """[(settings, config, folder)] of the search."""
     base = COLUMNS[column]
     iterations = base.iterations if is_head_alone(method) else base.iterations // TRIAL
-    base = replace(base, method=method, seed=TUNING_SEED, iterations=iterations, validations=1, validation_tasks=100)
+    base = replace(base, method=method, seed=TUNING_SEED, iterations=iterations, validations=1)
+    base = replace(base, validation_tasks=TUNING_TASKS)
     folder = results / column / "search"
     names = ["-".join([method, *(f"{key}-{value:g}" for key, value in own.items())]) for own in space(method)]
     return [(own, replace(base, **own), folder / name) for own, name in zip(space(method), names)]
 
 
-def search(column, methods, data, jobs, results):
-    """
-    Runs all trials, and writes every method's settings with the lowest validation NLL, and what all had. NIW has its
-    twin's.
-    """
-    everything = {method: trials(column, method, results) for method in methods if method in SEARCHED}
-    failures = run_all([trial[1:] for own in everything.values() for trial in own], data, jobs, test=False)
+def read_settings(column, results):
+    path = results / column / "settings.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def choose(column, method, settings, lines, results):
+    """Keeps the settings with the lowest validation NLL as the method's, and what all had."""
+    finished = [i for i, line in enumerate(lines) if "error" not in line]
+    if not finished:
+        raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
+    best = settings[min(finished, key=lambda i: lines[i]["validation_nll"])]
+    (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
+    text = json.dumps({**read_settings(column, results), method: best}, indent=1)
+    (results / column / "settings.json").write_text(text + "\n")
+
+
+def run_trials(runs, data, jobs):
+    """What failed because it diverged, by folder; whatever else fails is an error."""
+    failures = run_all(runs, data, jobs, test=False)
     broken = [failure.text for failure in failures.values() if not failure.diverged]
     if broken:
         raise NIWError("\n".join(broken))
-    path = results / column / "settings.json"
-    chosen = json.loads(path.read_text()) if path.exists() else {}
+    return failures
+
+
+def search(column, methods, data, jobs, results):
+    """Runs all trials of methods without NIW."""
+    everything = {method: trials(column, method, results) for method in methods if method in SEARCHED}
+    failures = run_trials([trial[1:] for own in everything.values() for trial in own], data, jobs)
     for method, own in everything.items():
         lines = []
         for settings, _, folder in own:
@@ -83,22 +107,42 @@ def search(column, methods, data, jobs, results):
                 lines.append({**settings, "validation_nll": None, "error": failures[folder].text.splitlines()[-1]})
             else:
                 lines.append({**settings, **read_log(folder)[-1]})
-        finished = [i for i, line in enumerate(lines) if "error" not in line]
-        if not finished:
-            raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
-        chosen[method] = own[min(finished, key=lambda i: lines[i]["validation_nll"])][0]
-        (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
-    path.write_text(json.dumps(chosen, indent=1) + "\n")
+        choose(column, method, [settings for settings, *_ in own], lines, results)
+
+
+def search_widths(column, methods, data, jobs, results):
+    """
+    Trains heads under NIW once, in full, and scores them with every width: cold chains hardly know of it, while
+    predictions do, and networks that are not overconfident yet, after a part of the training, would want none.
+    """
+    found, base = read_settings(column, results), replace(COLUMNS[column], seed=TUNING_SEED, validations=1)
+    configs = {m: replace(base, method=m, **found.get(METHODS[m].twin, {})) for m in methods if m in HEADS}
+    folders = {method: results / column / "search" / method for method in configs}
+    failures = run_trials([(config, folders[method]) for method, config in configs.items()], data, jobs)
+    if failures:
+        raise NIWError("\n".join(failure.text for failure in failures.values()))
+    for method in configs:
+        lines = []
+        for width in WIDTHS:
+            training = trained(folders[method])
+            training.method.module.widen(width / training.config.prior_std)
+            torch.manual_seed(TUNING_SEED)
+            tasks = tasksets_of(training.config, data).validation
+            title = f"{method}, width {width:g}"
+            scored = predictions(training.method, tasks, TUNING_TASKS, title)
+            probabilities, y = (part.flatten(0, 1) for part in scored)
+            scores = {"accuracy": calibration.accuracy, "nll": calibration.nll, "ece": calibration.ece}
+            lines.append({"prior_std": width, **{f"validation_{k}": f(probabilities, y) for k, f in scores.items()}})
+        choose(column, method, [{"prior_std": width} for width in WIDTHS], lines, results)
 
 
 def table(column, args):
     """Trains and tests every method with the settings that the search has chosen for it, or for its twin."""
-    path = args.results / column / "settings.json"
-    searched = json.loads(path.read_text()) if path.exists() else {}
-    settings = {method: searched.get(METHODS[method].twin or method, {}) for method in args.methods}
-    for method, own in settings.items():
-        if not own:
-            print(f"{column}: no settings were searched for {METHODS[method].twin or method}; {method} has defaults.")
+    found = read_settings(column, args.results)
+    settings = {m: {**found.get(METHODS[m].twin, {}), **found.get(m, {})} for m in args.methods}
+    for method in args.methods:
+        for name in {METHODS[method].twin or method, *({method} & set(HEADS))} - set(found):
+            print(f"{column}: no settings were searched for {name}; {method} has defaults.")
     compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
 
 
@@ -118,6 +162,7 @@ def main():
     for column in args.columns:
         if args.tune:
             search(column, args.methods, args.data, args.jobs, args.results)
+            search_widths(column, args.methods, args.data, args.jobs, args.results)
             continue
         if not args.report:
             table(column, args)

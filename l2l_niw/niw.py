@@ -220,6 +220,30 @@ class NIW(BaseLearner):
         prior = self._prior()
         return Posterior(self.module, prior.layout, *prior.mode())
 
+    @torch.no_grad()
+    def widen(self, factor: float) -> None:
+        """
+        **Description**
+
+        Multiplies the standard deviation by which weights differ between tasks, and with it the spread of the
+        networks that meta-test inference draws; inner steps keep their sizes. A width can be fitted to
+        validation tasks as a temperature can, where predictions are too sure of themselves or too timid.
+
+        **Arguments**
+
+        * **factor** (float) - Above 0.
+
+        **Example**
+
+        ~~~python
+        niw.widen(0.5)
+        post = niw.clone().posterior(lambda network: loss(network(x), y), steps=3)
+        ~~~
+        """
+        check_number("factor", factor, 0, strict=True)
+        for log_variance in (*self.log_variance, self.log_start):
+            log_variance.add_(2.0 * math.log(factor))
+
     def _prior(self) -> Prior:
         """L_0 as leaves, for the parameters that are trainable now."""
         named = list(self.module.named_parameters())

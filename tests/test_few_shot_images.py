@@ -61,16 +61,21 @@ def test_every_method_has_four_settings():
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
     call("--tune", "--methods", "protonet", "niw-ncc")
-    assert len(started) == 4  # NIW has no search of its own
+    assert len(started) == 5  # NIW has its twin's learning rate, and one training to find a width
     found = json.loads((folder / "search" / "protonet.json").read_text())
     assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
     best = min(found, key=lambda line: line["validation_nll"])
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["protonet"] == {"lr": best["lr"]}
+    widths = json.loads((folder / "search" / "niw-ncc.json").read_text())
+    assert [line["prior_std"] for line in widths] == list(few_shot_images.WIDTHS)
+    assert len({line["validation_nll"] for line in widths}) == 4
+    width = min(widths, key=lambda line: line["validation_nll"])["prior_std"]
     call("--methods", "protonet", "niw-ncc", "--seeds", "0")
     printed = capsys.readouterr().out
     assert f"| lr {best['lr']:g} |" in printed
-    assert Config.load(folder / "runs" / "niw-ncc-0").lr == best["lr"]
+    own = Config.load(folder / "runs" / "niw-ncc-0")
+    assert (own.lr, own.prior_std) == (best["lr"], width)
     before = len(started)
     call("--report")
     assert len(started) == before

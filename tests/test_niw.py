@@ -6,6 +6,7 @@ from torch import nn
 
 from l2l_niw import NIW
 from l2l_niw.closed_form import episode_posterior
+from l2l_niw.errors import ArgumentError
 from l2l_niw.wishart import WISHARTS
 
 STEPS, BURN_IN = 5, 2
@@ -243,6 +244,27 @@ def test_the_prior_is_the_mode():
         assert torch.equal(factorised.mean[name], p)
         assert torch.allclose(factorised.variance[name], torch.tensor(4.0 / 7.0 / (4.0 + 3)))
         assert torch.allclose(full.variance[name], torch.tensor((d + 3.0) / 7.0 / (2 * d + 5.0)))
+
+
+def test_a_wider_prior_takes_the_same_steps():
+    model, x, y, _, _ = problem()
+    niw = NIW(model, lr=0.3, temperature=0.01)
+    with torch.no_grad():
+        niw.log_variance[0].add_(1.0)
+
+    def seen():
+        torch.manual_seed(5)
+        learner = niw.clone()
+        learner.adapt(nn.functional.cross_entropy(learner(x), y))
+        return niw.prior().variance, [p.detach().clone() for p in learner.parameters()]
+
+    before, steps = seen()
+    niw.widen(3.0)
+    after, same = seen()
+    assert all(torch.allclose(after[name], 9.0 * before[name]) for name in before)
+    assert all(torch.allclose(new, old) for new, old in zip(same, steps))
+    with pytest.raises(ArgumentError, match="factor"):
+        niw.widen(0.0)
 
 
 def test_diagnostics_tell_how_far_each_layer_adapts_and_what_is_clamped():
