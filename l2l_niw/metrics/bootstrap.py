@@ -23,7 +23,8 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
 
     The mean of a value a task, with its percentile interval over resampled sets of tasks. For the difference of
     two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard. Where training
-    was repeated, give a row a run: runs are resampled too, so that the interval also tells of their differences.
+    was repeated, give a row a run: runs are resampled too, so that the interval also tells of their differences, which
+    are stretched by sqrt(k / (k - 1)) for k runs, or resampling would make a few of them seem more alike.
 
     **Arguments**
 
@@ -40,6 +41,8 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
         raise ArgumentError("values must be finite, one a task, of two tasks at least: (tasks,) or (runs, tasks).")
     rows = values.reshape(-1, values.shape[-1])
     runs, tasks = rows.shape
+    if runs > 1:
+        rows = rows.mean(0) + (rows - rows.mean(0)) * (runs / (runs - 1)) ** 0.5
     generator = torch.Generator().manual_seed(seed)
 
     def resample() -> Tensor:
