@@ -8,10 +8,10 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
     python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
-Every method has the same backbone, the same training tasks, as many of them, and a search over four settings. NIW has
-the learning rates of the same network without it; with a head it searches the width of its prior. A run that was
-stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run with the old ones
-has to be moved away first.
+Every method has the same backbone, the same training tasks, as many of them, and a search over four settings: learning
+rates, after a quarter of the training, or all of it for a head alone. NIW has those of the same network without it, and
+with a head searches the width of its prior too. A run that was stopped goes on where it was, and a finished one is not
+run again. Where settings have changed, a run with the old ones has to be moved away first.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
 
 RESULTS = Path(__file__).parent / "results" / "images"
 BUDGET = {"pretraining": 10, "iterations": 400, "validations": 4, "validation_tasks": 50}
-SMALL = 0.001  # inner learning rate of heads under NIW at five shots, where 0.01 costs accuracy on validation tasks
 COLUMNS = {
     "omniglot-20-1": Config(dataset="omniglot", ways=20, shots=1, queries=5, train_queries=2, **BUDGET),
     "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, **BUDGET),
-    "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, inner_lr=SMALL, **BUDGET),
+    "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, **BUDGET),
 }
+INNER_OF_HEADS = {"cifarfs-5-5": 0.001}  # under NIW: with five shots 0.01 costs accuracy on validation tasks
 TRIAL = 4  # a trial of the search has this part of the iterations, but that of a head alone, which is cheap, all
 TUNING_SEED, TUNING_TASKS = 100, 100
 OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
@@ -49,21 +49,17 @@ HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not Non
 SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
 
 
-def is_head_alone(method):
-    return method.endswith("fixed")
-
-
 def space(method):
     """Four settings, whatever the method."""
     if method in INNER:
         return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
-    return [{"lr": lr} for lr in (HEAD_ALONE if is_head_alone(method) else OUTER)]
+    return [{"lr": lr} for lr in (HEAD_ALONE if METHODS[method].fixed else OUTER)]
 
 
 def trials(column, method, results):
     """[(settings, config, folder)] of the search."""
     base = COLUMNS[column]
-    iterations = base.iterations if is_head_alone(method) else base.iterations // TRIAL
+    iterations = base.iterations if METHODS[method].fixed else base.iterations // TRIAL
     base = replace(base, method=method, seed=TUNING_SEED, iterations=iterations, validations=1)
     base = replace(base, validation_tasks=TUNING_TASKS)
     folder = results / column / "search"
@@ -96,6 +92,15 @@ def run_trials(runs, data, jobs):
     return failures
 
 
+def settings_of(column, method, results):
+    """What the searches have chosen: a method's learning rates, or its twin's, and its own width."""
+    found = read_settings(column, results)
+    for name in {METHODS[method].twin or method, *({method} & set(HEADS))} - set(found):
+        print(f"{column}: no settings were searched for {name}; {method} has defaults.")
+    own = {"inner_lr": INNER_OF_HEADS[column]} if method in HEADS and column in INNER_OF_HEADS else {}
+    return {**own, **found.get(METHODS[method].twin, {}), **found.get(method, {})}
+
+
 def search(column, methods, data, jobs, results):
     """Runs all trials of methods without NIW."""
     everything = {method: trials(column, method, results) for method in methods if method in SEARCHED}
@@ -115,8 +120,10 @@ def search_widths(column, methods, data, jobs, results):
     Trains heads under NIW once, in full, and scores them with every width: cold chains hardly know of it, while
     predictions do, and networks that are not overconfident yet, after a part of the training, would want none.
     """
-    found, base = read_settings(column, results), replace(COLUMNS[column], seed=TUNING_SEED, validations=1)
-    configs = {m: replace(base, method=m, **found.get(METHODS[m].twin, {})) for m in methods if m in HEADS}
+    base, configs = replace(COLUMNS[column], seed=TUNING_SEED, validations=1), {}
+    for method in set(methods) & set(HEADS):
+        own = {k: v for k, v in settings_of(column, method, results).items() if k != "prior_std"}
+        configs[method] = replace(base, method=method, **own)
     folders = {method: results / column / "search" / method for method in configs}
     failures = run_trials([(config, folders[method]) for method, config in configs.items()], data, jobs)
     if failures:
@@ -137,12 +144,8 @@ def search_widths(column, methods, data, jobs, results):
 
 
 def table(column, args):
-    """Trains and tests every method with the settings that the search has chosen for it, or for its twin."""
-    found = read_settings(column, args.results)
-    settings = {m: {**found.get(METHODS[m].twin, {}), **found.get(m, {})} for m in args.methods}
-    for method in args.methods:
-        for name in {METHODS[method].twin or method, *({method} & set(HEADS))} - set(found):
-            print(f"{column}: no settings were searched for {name}; {method} has defaults.")
+    """Trains and tests every method with the settings that the searches have chosen."""
+    settings = {method: settings_of(column, method, args.results) for method in args.methods}
     compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
 
 

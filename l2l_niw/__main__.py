@@ -63,8 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     test.add_argument("--samples", type=int, help="networks of a prediction (default: as in training's config)")
     add_data(test)
     compare = commands.add_parser("compare", help="train and test several methods and seeds, and report")
-    compare.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD",
-                         help=f"which of {', '.join(METHODS)} (default: all)")  # fmt: skip
+    compare.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD",
+                         help=f"which of {', '.join(METHODS)} (default: all; *-fixed if pretrained)")  # fmt: skip
     compare.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     compare.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread (default: 1)")
     compare.add_argument("--settings", type=Path, help='JSON file with methods\' own: {"niw": {"inner_lr": 0.1}}')
@@ -125,7 +125,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(f"l2l_niw: {error}", file=sys.stderr)
         return DIVERGED if isinstance(error, LossError) else 1
     except KeyboardInterrupt:
-        print("\nStopped. The same command goes on from here.", file=sys.stderr)
+        text = "\nStopped. The same command goes on with the training from here; a pretraining or a test begins again."
+        print(text, file=sys.stderr)
         return 130
     return 0
 

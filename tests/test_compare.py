@@ -15,7 +15,7 @@ from l2l_niw.__main__ import main
 from l2l_niw.calibration import reliability
 from l2l_niw.errors import ArgumentError, CheckpointError, DataError, NIWError
 from l2l_niw.reports import report
-from l2l_niw.reports.images import Run, interval, load, mean_and_error, pooled
+from l2l_niw.reports.images import Run, differences, interval, intervals, load, mean_and_error, pairs, pooled
 from l2l_niw.vision import evaluate, train
 from l2l_niw.vision.compare import DIVERGED, compare
 
@@ -50,7 +50,7 @@ def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     assert interval(found["niw-ncc"], found["protonet"]).mean == pytest.approx(mean - twin)
     assert f"{100 * mean:.2f} (" in text
     (line,) = [line for line in text.splitlines() if "(its twin)" in line]
-    assert line.startswith(f"| NIW, nearest centroid | ProtoNet (its twin) | {100 * (mean - twin):+.2f} (")
+    assert line.startswith(f"| NIW, nearest centroid | ProtoNet (its twin) | 2 | {100 * (mean - twin):+.2f} (")
     nll = [np.mean([run.metrics["nll"] for run in found[name]]) for name in ("niw-ncc", "protonet")]
     assert f" | {nll[0] - nll[1]:+.4f} (" in line
     for path in tmp_path.glob("runs/*/tasks.npz"):
@@ -61,14 +61,43 @@ def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     assert (tmp_path / "reliability.png").exists()
 
 
+def test_niw_is_compared_with_its_twins_and_its_best_on_validation_tasks_with_all_on_seeds_that_both_have(tmp_path):
+    def run(method, seed, ece, validation_nll, accuracy):
+        metrics = {"accuracy": accuracy, "ece": ece, "ece_ts": None}
+        tasks = {"accuracy": np.array([accuracy, accuracy + seed]), "nll": np.ones(2)}
+        config = replace(SMALL, method=method, seed=seed)
+        return Run(tmp_path, config, metrics, [{"validation_nll": validation_nll}], tasks)
+
+    def runs(method, seeds, *scores):
+        return [run(method, seed, ece, *scores) for seed, ece in zip(seeds, (0.1, 0.3))]
+
+    methods = {
+        "maml": runs("maml", [0, 1], 1.0, 0.4),
+        "protonet": runs("protonet", [1, 2], 1.0, 0.5),
+        "ridge": runs("ridge", [3], 1.0, 0.5),
+        "niw": runs("niw", [0, 1], 0.9, 0.6),
+        "niw-ncc": runs("niw-ncc", [0, 1], 1.1, 0.7),  # the most accurate on test tasks, which must not matter
+    }
+    found = pairs(methods)
+    seeds = {pair: [[run.config.seed for run in part] for part in both] for pair, both in found.items()}
+    assert seeds == {
+        ("niw", "maml"): [[0, 1], [0, 1]],
+        ("niw-ncc", "protonet"): [[1], [1]],
+        ("niw", "protonet"): [[1], [1]],
+    }
+    text = differences(methods, intervals(tmp_path, methods))
+    assert "| NIW, nearest centroid | ProtoNet (its twin) | 1 | +20.00 (+20.00 to +20.00) | " in text
+    assert text.splitlines()[3].endswith(" | 3.00 |  |")  # 0.3 against 0.1, and no temperature
+
+
 def test_a_comparison_does_not_run_again_what_is_done(data, tmp_path, monkeypatch):
-    config = replace(SMALL, method="protonet")
+    config = replace(SMALL, method="protonet", inner_lr=None, steps=None, samples=None)
     own = tmp_path / "runs" / "protonet-0"
     train(config, own, data)
     evaluate(own, data)
     asked = []
     monkeypatch.setattr("subprocess.run", lambda line, **k: asked.append(line) or argparse.Namespace(returncode=0))
-    compare(SMALL, tmp_path, ["protonet"], [0, 1], data)
+    compare(config, tmp_path, ["protonet"], [0, 1], data)
     assert {line[-1] for line in asked} == {str(tmp_path / "runs" / "protonet-1")}
 
 
@@ -81,10 +110,10 @@ def test_a_run_that_fails_stops_no_other_and_is_named(data, tmp_path, monkeypatc
 
     monkeypatch.setattr("subprocess.run", run)
     with pytest.raises(NIWError, match="it diverged"):
-        compare(SMALL, tmp_path, ["fomaml", "maml"], [0, 1], data)
+        compare(replace(SMALL, samples=None), tmp_path, ["fomaml", "maml"], [0, 1], data)
     monkeypatch.setattr("subprocess.run", None)
     with pytest.raises(DataError, match="looked for"):  # before any run
-        compare(SMALL, tmp_path, ["maml"], [0], tmp_path)
+        compare(replace(SMALL, samples=None), tmp_path, ["maml"], [0], tmp_path)
     assert [Path(folder).name for folder in asked] == ["fomaml-0", "maml-0", "maml-0", "fomaml-1", "maml-1", "maml-1"]
 
 
@@ -94,10 +123,13 @@ def test_settings_and_seeds_are_looked_at_first(data, tmp_path, capsys):
         ({"settings": {"svm": {}}}, "got 'svm'"),
         ({"settings": {"protonet": {"steps": 3}}}, "settings of protonet: it has no steps"),
         ({"seeds": [0, 0]}, "seeds must differ"),
+        ({"methods": ["maml", "maml"]}, "methods must differ"),
+        ({"methods": ["protonet", "ridge"]}, "inner_lr: none of protonet, ridge has it"),
+        ({"methods": ["metaqda-fixed", "niw"]}, "pretraining must be 1 or more for metaqda-fixed"),
         ({"methods": ["svm"]}, "got 'svm'"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            compare(SMALL, tmp_path, **{"methods": ["maml"], "root": data, **change})
+            compare(replace(SMALL, samples=None), tmp_path, **{"methods": ["maml"], "root": data, **change})
     for text in ("{", "[1]", '{"maml": 3}'):
         (tmp_path / "settings.json").write_text(text)
         assert main(["compare", "--settings", str(tmp_path / "settings.json"), "--out", str(tmp_path)]) == 1

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from l2l_niw import calibration
 from l2l_niw.data import Tasks
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError
+from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge
 from l2l_niw.special_cases import maml
 from l2l_niw.vision import METHODS, Config, backbone, build, evaluate, runs, train
 from l2l_niw.vision.backbone import Backbone, start_of
@@ -33,11 +34,14 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_every_method_trains_and_is_scored(name, data, tmp_path):
-    config = replace(SMALL, method=name)
+def test_every_method_trains_and_is_scored(name, data, cache, tmp_path):
+    config = replace(SMALL, method=name, pretraining=int(METHODS[name].fixed))
     log = train(config, tmp_path, data)
     assert [line["iteration"] for line in log] == [2, 4]
-    start = build(config).module.state_dict()
+    method = build(config)
+    if config.pretraining:
+        method.backbone.load_state_dict(start_of(config, data))
+    start = method.module.state_dict()
     moved = {key for key, value in weights(tmp_path).items() if not torch.equal(value, start[key])}
     trained = {key for key, p in build(config).module.named_parameters() if p.requires_grad}
     unused = {"log_variance", "raw_n0"} if name == "reptile" else set()  # Reptile is NIW without them
@@ -91,7 +95,7 @@ def test_maml_and_its_kin_are_learn2learn_s_own_loops(name):
 @pytest.mark.parametrize("fixed", ["", "-fixed"])
 @pytest.mark.parametrize(("name", "inference"), [("metaqda", "bayesian"), ("metaqda-map", "map")])
 def test_metaqda_is_of_either_inference(name, inference, fixed):
-    model = build(replace(SMALL, method=name + fixed)).module
+    model = build(replace(SMALL, method=name + fixed, pretraining=1)).module
     assert model.head.inference == inference
     assert all(p.requires_grad != bool(fixed) for p in model.backbone.parameters())
 
@@ -236,6 +240,67 @@ def cache(tmp_path, monkeypatch):
     """An empty cache of torch's."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     return tmp_path / "torch" / "hub" / "l2l_niw"
+
+
+def test_each_split_is_for_what_its_name_says(data, cache, tmp_path, monkeypatch):
+    config = complete(replace(SMALL, method="protonet", pretraining=1))
+    tasksets, seen = runs.tasksets_of(config, data), []
+    monkeypatch.setattr(runs, "tasksets_of", lambda *a: tasksets)
+    step, look, load = runs.Training.step, runs.Training.look, backbone.load_images
+    monkeypatch.setattr(runs.Training, "step", lambda own, tasks: seen.append(("step", tasks)) or step(own, tasks))
+    monkeypatch.setattr(runs.Training, "look", lambda own, tasks: seen.append(("look", tasks)) or look(own, tasks))
+    monkeypatch.setattr(backbone, "load_images", lambda *a: seen.append(("pretrain", a[1])) or load(*a))
+    train(config, tmp_path / "run", data)
+    expected = {"step": tasksets.train, "look": tasksets.validation, "pretrain": "train"}
+    assert {what for what, _ in seen} == set(expected)
+    assert all(given is expected[what] or given == "train" for what, given in seen)
+
+
+def test_looks_at_validation_tasks_are_no_training_time(data, tmp_path, monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: float(next(clock)))
+    look = runs.Training.look
+
+    def slow_look(own, tasks):
+        for _ in range(1000):
+            next(clock)
+        return look(own, tasks)
+
+    monkeypatch.setattr(runs.Training, "look", slow_look)
+    log = train(replace(SMALL, method="protonet"), tmp_path, data)
+    assert [line["iteration"] for line in log] == [2, 4]
+    assert 0 < log[-1]["seconds"] < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("protonet", NearestCentroid), ("ridge", Ridge), ("metaqda", MetaQDA), ("metaqda-map", MetaQDA)],
+)
+def test_a_method_has_the_head_of_its_name_and_under_niw_its_twin_s(name, head):
+    own = build(replace(SMALL, method=name)).module.head
+    assert type(own) is head
+    under = [method for method, spec in METHODS.items() if spec.twin == name]
+    assert len(under) == (name != "metaqda-map")
+    for method in under:
+        theirs = build(replace(SMALL, method=method)).module.module.head
+        assert type(theirs) is head
+        assert theirs.state_dict().keys() == own.state_dict().keys()
+        assert all(torch.equal(theirs.state_dict()[key], value) for key, value in own.state_dict().items())
+        assert getattr(theirs, "inference", None) == getattr(own, "inference", None)
+
+
+def test_a_fixed_backbone_has_to_be_pretrained(data, tmp_path):
+    with pytest.raises(ArgumentError, match="pretraining must be 1 or more for metaqda-fixed"):
+        train(replace(SMALL, method="metaqda-fixed"), tmp_path / "run", data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_log_that_was_cut_off_is_named(data, tmp_path):
+    train(replace(SMALL, method="protonet"), tmp_path, data)
+    path = tmp_path / "log.csv"
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(CheckpointError, match="log.csv cannot be read"):
+        runs.read_log(tmp_path)
 
 
 def test_pretraining_tells_the_training_classes_apart(data, cache):

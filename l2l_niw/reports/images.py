@@ -101,26 +101,36 @@ def interval(runs: List[Run], others: Optional[List[Run]] = None, key: str = "ac
     return bootstrap(differences) if differences.isfinite().all() else None
 
 
-def pairs(methods: Dict[str, List[Run]]) -> List[Tuple[str, str]]:
-    """What is compared task by task: NIW with its twins, and the most accurate NIW with everything else."""
+def with_common_seeds(one: List[Run], other: List[Run]) -> Tuple[List[Run], List[Run]]:
+    seeds = {run.config.seed for run in one} & {run.config.seed for run in other}
+    return [run for run in one if run.config.seed in seeds], [run for run in other if run.config.seed in seeds]
+
+
+def pairs(methods: Dict[str, List[Run]]) -> Dict[Tuple[str, str], Tuple[List[Run], List[Run]]]:
+    """
+    What is compared task by task, with the runs of seeds that both have: NIW with its twins, and with everything else
+    the NIW that is best on validation tasks, by their NLL.
+    """
     own = [name for name in methods if METHODS[name].twin is not None]
     if not own:
-        return []
-    best = max(own, key=lambda name: np.mean([run.metrics["accuracy"] for run in methods[name]]))
+        return {}
+    best = min(own, key=lambda name: np.mean([run.log[-1]["validation_nll"] for run in methods[name]]))
     found = [(name, METHODS[name].twin) for name in own if METHODS[name].twin in methods]
-    return found + [(best, name) for name in methods if name not in own and name != METHODS[best].twin]
+    found += [(best, name) for name in methods if name not in own and name != METHODS[best].twin]
+    runs = {(one, other): with_common_seeds(methods[one], methods[other]) for one, other in found}
+    return {pair: both for pair, both in runs.items() if both[0]}
 
 
 def intervals(folder: Path, methods: Dict[str, List[Run]]) -> Kept:
     """Of every method's accuracy, and of the differences of pairs."""
 
-    def scores(name: str) -> List[list]:
-        return [[name, run.config.seed, run.metrics["accuracy"]] for run in methods[name]]
+    def scores(runs: List[Run]) -> List[list]:
+        return [[run.config.method, run.config.seed, run.metrics["accuracy"]] for run in runs]
 
-    found = {name: (scores(name), {"accuracy": interval(runs)}) for name, runs in methods.items()}
-    for one, other in pairs(methods):
-        differences = {key: interval(methods[one], methods[other], key) for key in ("accuracy", "nll")}
-        found[f"{one} - {other}"] = [*scores(one), *scores(other)], differences
+    found = {name: (scores(runs), {"accuracy": interval(runs)}) for name, runs in methods.items()}
+    for (one, other), both in pairs(methods).items():
+        differences = {key: interval(*both, key) for key in ("accuracy", "nll")}
+        found[f"{one} - {other}"] = scores(both[0] + both[1]), differences
     return kept_intervals(folder / "intervals.json", found)
 
 
@@ -156,18 +166,28 @@ def table(methods: Dict[str, List[Run]], kept: Kept) -> str:
 
 
 def differences(methods: Dict[str, List[Run]], kept: Kept) -> str:
-    lines = ["| NIW | against | accuracy, points (95%) | NLL (95%) | ECE / the other's |", "|---|---|---|---|---|"]
-    for one, other in pairs(methods):
+    lines = [
+        "| NIW | against | seeds | accuracy, points (95%) | NLL (95%) | ECE / the other's | ECE+TS / the other's |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (one, other), both in pairs(methods).items():
         own = kept[f"{one} - {other}"]
-        errors = [np.mean([run.metrics["ece"] for run in methods[name]]) for name in (one, other)]
         lines.append("| " + " | ".join([
             METHODS[one].title,
             METHODS[other].title + (" (its twin)" if other == METHODS[one].twin else ""),
+            str(len(both[0])),
             shown(own.get("accuracy"), "+.2f"),
             shown(own.get("nll"), "+.4f", 1.0),
-            f"{errors[0] / errors[1]:.2f}",
+            ratio(*both, "ece"),
+            ratio(*both, "ece_ts"),
         ]) + " |")  # fmt: skip
     return "\n".join(lines)
+
+
+def ratio(runs: List[Run], others: List[Run], key: str) -> str:
+    """Of a score's means over seeds; empty where a run has none."""
+    found = [[run.metrics[key] for run in part] for part in (runs, others)]
+    return "" if None in found[0] + found[1] else f"{np.mean(found[0]) / np.mean(found[1]):.2f}"
 
 
 def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
@@ -223,14 +243,16 @@ def report(folder: Path) -> str:
         "each by itself, as in MAML: all methods are transductive. MetaQDA as published has a fixed backbone; its "
         "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
         "seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on "
-        "validation tasks. Seconds and memory are of training, in a process of one thread.",
+        "validation tasks. Seconds are of training, on one thread; memory is the whole process's peak, with code and "
+        "images.",
     ]
     if pairs(methods):
         text += [
             "## What NIW changes",
             differences(methods, kept),
-            "NIW beside its twin, the same network without it, and the most accurate NIW beside everything else. "
-            "Differences are paired, task by task and seed by seed.",
+            "NIW beside its twin, the same network without it, and beside everything else the NIW with the lowest NLL "
+            "on validation tasks. Differences are paired, task by task and seed by seed. The width of a head's prior "
+            "under NIW is chosen on validation tasks, as a temperature is: ECE+TS compares like with like.",
         ]
     text.append("![Validation on the way](curves.png)")
     if (folder / "reliability.png").exists():

@@ -56,15 +56,17 @@ def pretrain(config: Config, root: Union[str, Path, None], download: bool = Fals
         with require("tqdm", "examples").tqdm(total=config.pretraining * batches, desc=title) as bar:
             for _ in range(config.pretraining):
                 right = 0.0
-                for chosen in torch.randperm(len(labels)).tensor_split(batches):
+                for done, chosen in enumerate(torch.randperm(len(labels)).tensor_split(batches), start=1):
                     logits = net(pixels[chosen].float() / 255.0)
                     opt.zero_grad()
-                    F.cross_entropy(logits, labels[chosen]).backward()
+                    loss = F.cross_entropy(logits, labels[chosen])
+                    loss.backward()
                     opt.step()
                     schedule.step()
                     right += (logits.argmax(-1) == labels[chosen]).double().mean().item()
+                    shown = {"loss": f"{loss.item():.3f}", "accuracy": f"{100 * right / done:.1f}%"}
+                    bar.set_postfix(shown, refresh=False)
                     bar.update()
-                bar.set_postfix(accuracy=f"{100 * right / batches:.1f}%")
     return body
 
 

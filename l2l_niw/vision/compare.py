@@ -14,7 +14,7 @@ from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
-from l2l_niw.vision.methods import METHODS, OWN, complete
+from l2l_niw.vision.methods import METHODS, OWN, complete, trainable
 from l2l_niw.vision.runs import read_log, tasksets_of
 
 DIVERGED = 3  # what the command line exits with then
@@ -69,7 +69,8 @@ def run_all(
             line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(folder)]
             done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
             if done.returncode:
-                return Failure(f"{' '.join(line)} failed:\n{done.stderr.strip()}", done.returncode == DIVERGED)
+                text = f"{' '.join(line)} failed (exit code {done.returncode}):\n{done.stderr.strip()}"
+                return Failure(text, done.returncode == DIVERGED)
         return None
 
     for config, _ in waiting:
@@ -79,13 +80,13 @@ def run_all(
     tqdm = require("tqdm", "examples").tqdm
     with ThreadPoolExecutor(jobs) as pool:
         results = tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs")
-        return {folder: failure for (_, folder), failure in zip(waiting, results) if failure is not None}
+        return {folder: failure for failure, (_, folder) in zip(results, waiting) if failure is not None}
 
 
 def compare(
     config: Config,
     folder: Union[str, Path],
-    methods: Sequence[str] = tuple(METHODS),
+    methods: Optional[Sequence[str]] = None,
     seeds: Sequence[int] = (0, 1, 2),
     root: Union[str, Path, None] = None,
     jobs: int = 1,
@@ -100,13 +101,14 @@ def compare(
 
     * **config** (Config) - What all have in common.
     * **folder** (str) - Of the comparison.
-    * **methods** (sequence) - Of `METHODS`.
+    * **methods** (sequence, *optional*, default=None) - Of `METHODS`. Defaults to all; those with a fixed backbone only
+        after a pretraining.
     * **seeds** (sequence) - Of initial weights and training tasks.
     * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **settings** (dict, *optional*, default=None) - A method's own values of the config: {method: {name: value}}.
     """
-    settings = settings or {}
+    settings, methods = settings or {}, trainable(config) if methods is None else methods
     for name in (*methods, *settings):
         if name not in METHODS:
             raise ArgumentError(f"methods must be of {', '.join(METHODS)}; got {name!r}.")
@@ -117,8 +119,12 @@ def compare(
                 )
             if getattr(METHODS[name], key) is None:
                 raise ArgumentError(f"settings of {name}: it has no {key}. Leave that out.")
-    if len(set(seeds)) < len(seeds):
-        raise ArgumentError(f"seeds must differ, got {list(seeds)}.")
+    for key in OWN:
+        if getattr(config, key) is not None and all(getattr(METHODS[name], key) is None for name in methods):
+            raise ArgumentError(f"{key}: none of {', '.join(methods)} has it. Leave that out.")
+    for name, given in (("seeds", seeds), ("methods", methods)):
+        if len(set(given)) < len(given):
+            raise ArgumentError(f"{name} must differ, got {list(given)}.")
     configs = [
         replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
     ]

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 import learn2learn as l2l
 import torch
@@ -218,6 +218,7 @@ class Spec:
     * **lr, inner_lr, steps, temperature, prior_std, samples** - What a config without them gets; None for what the
         method does not have.
     * **twin** (str, *optional*, default=None) - The same network without NIW.
+    * **fixed** (bool, *optional*, default=False) - Whether the backbone stays as it was pretrained.
     """
 
     title: str
@@ -229,6 +230,7 @@ class Spec:
     prior_std: Optional[float] = None
     samples: Optional[int] = None
     twin: Optional[str] = None
+    fixed: bool = False
 
 
 def learn2learn_maml(first_order: bool) -> Callable:
@@ -257,8 +259,8 @@ METHODS: Dict[str, Spec] = {
     ),
     "protonet": Spec("ProtoNet", head(protonet_head)),
     "ridge": Spec("ridge (R2D2)", head(ridge_head)),
-    "metaqda-map-fixed": Spec("MetaQDA, MAP, fixed backbone", head(qda_map_head, fixed=True)),
-    "metaqda-fixed": Spec("MetaQDA, Bayesian, fixed backbone", head(qda_head, fixed=True)),
+    "metaqda-map-fixed": Spec("MetaQDA, MAP, fixed backbone", head(qda_map_head, fixed=True), fixed=True),
+    "metaqda-fixed": Spec("MetaQDA, Bayesian, fixed backbone", head(qda_head, fixed=True), fixed=True),
     "metaqda-map": Spec("MetaQDA, MAP", head(qda_map_head)),
     "metaqda": Spec("MetaQDA, Bayesian", head(qda_head)),
     "niw": Spec(
@@ -276,6 +278,11 @@ METHODS: Dict[str, Spec] = {
 }
 
 
+def trainable(config: Config) -> List[str]:
+    """The methods that a config leaves something to train from: a fixed backbone has to be pretrained."""
+    return [name for name, spec in METHODS.items() if config.pretraining or not spec.fixed]
+
+
 def complete(config: Config) -> Config:
     """A config with the method's own values where it has none, checked."""
     if config.method not in METHODS:
@@ -283,6 +290,10 @@ def complete(config: Config) -> Config:
     if config.dataset not in SHAPES:
         raise ArgumentError(f"dataset must be one of {', '.join(SHAPES)}; got {config.dataset!r}.")
     spec = METHODS[config.method]
+    if spec.fixed and not config.pretraining:
+        raise ArgumentError(
+            f"pretraining must be 1 or more for {config.method}, whose backbone stays as it was pretrained. 10 will do."
+        )
     return config.filled(**{name: getattr(spec, name) for name in OWN})
 
 

@@ -1,6 +1,7 @@
 """A run: a folder with its config, its log, its checkpoint and, once tested, its scores and plots."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -132,10 +133,11 @@ class Training:
         new = folder / "checkpoint.new"
         torch.save(state, new)
         new.replace(folder / "checkpoint.pt")  # at once, so that a stop leaves the old one or the new one
-        with (folder / "log.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.log)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.log)
+        write(folder / "log.csv", text.getvalue())
 
     def restore(self, folder: Path) -> None:
         try:
@@ -158,8 +160,13 @@ def read_log(folder: Path) -> List[Dict[str, float]]:
     path = folder / "log.csv"
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
+    try:
+        with path.open(newline="") as file:
+            return [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a run's log: {error}. Delete it; training writes it anew, from the checkpoint."
+        ) from error
 
 
 def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional[str] = None) -> Tuple[Tensor, Tensor]:
@@ -200,6 +207,8 @@ def train(
     config.save(folder)
     if (folder / "checkpoint.pt").exists():
         training.restore(folder)
+        if training.done == config.iterations:
+            return training.log
     elif config.pretraining:
         training.method.backbone.load_state_dict(start_of(config, root, download))
     tqdm = require("tqdm", "examples").tqdm
