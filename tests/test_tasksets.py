@@ -261,6 +261,19 @@ def test_a_download_is_learn2learn_s_and_only_on_demand(tmp_path, monkeypatch):
     assert len(load_images("cifarfs", "test", tmp_path / "new", download=True).labels) == 4
 
 
+def test_a_download_that_fails_is_named_and_can_be_tried_again(tmp_path, monkeypatch):
+    def download(dataset, root, split, download=False):
+        (root / "tiered-imagenet").mkdir()
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(images, "learn2learn", download)
+    with pytest.raises(DataError, match="tiered-imagenet .train. cannot be downloaded: no route to host.*zenodo"):
+        load_images("tiered-imagenet", "train", tmp_path, download=True)
+    monkeypatch.setattr(images, "learn2learn", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # the empty folder that is left does not keep it from being tried
+        load_images("tiered-imagenet", "train", tmp_path, download=True)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -192,6 +192,11 @@ def data_root(root: Union[str, Path, None]) -> Path:
     return Path(root).expanduser()
 
 
+def is_in_the_way(path: Path) -> bool:
+    """Whether a download would write over something; an empty folder is nothing."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
 def load_images(name: str, split: str, root: Union[str, Path, None] = None, download: bool = False) -> Images:
     """
     **Description**
@@ -220,14 +225,19 @@ def load_images(name: str, split: str, root: Union[str, Path, None] = None, down
                 f"No {name} ({split}): looked for {wanted}. Either {remedy}, or let learn2learn download it: "
                 "download=True, `python -m l2l_niw train --download`."
             )
-        in_the_way = [str(root / path) for path in source.writes(split) if (root / path).exists()]
+        in_the_way = [str(root / path) for path in source.writes(split) if is_in_the_way(root / path)]
         if in_the_way:
             raise DataError(
                 f"No {name} ({split}): looked for {wanted}. A download would write to {in_the_way[0]}, which is there "
                 "already, perhaps of an earlier download that was cut off: move it away first."
             )
         root.mkdir(parents=True, exist_ok=True)
-        source.download(root, split)
+        try:
+            source.download(root, split)
+        except OSError as error:  # as those of requests and urllib are
+            raise DataError(
+                f"{name} ({split}) cannot be downloaded: {error}. Try again where there is a network, or {remedy}."
+            ) from error
     try:
         return _read(name, split, root)
     except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
