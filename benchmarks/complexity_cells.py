@@ -4,7 +4,7 @@ import statistics
 import warnings
 
 import torch
-from processes import peak_memory, timed
+from processes import timed
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,6 +13,7 @@ from l2l_niw.curvature import GGN
 from l2l_niw.episodes import Episodes
 from l2l_niw.heads import NearestCentroid
 from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
+from l2l_niw.process import peak_memory
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 

@@ -12,12 +12,6 @@ import torch
 from tqdm import tqdm
 
 
-def peak_memory():
-    """This process's peak resident set in MB. (getrusage's also counts the process it was forked from.)"""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
 def timed(run, seconds, warm=1, least=3):
     """Seconds of each run, once warm: `least` at least, and as many as fit."""
     for _ in range(warm):

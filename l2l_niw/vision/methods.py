@@ -1,156 +1,23 @@
-"""The methods: what each makes of a task, with the same backbone."""
+"""The methods that are compared: from a config to a network, with the same backbone, and the loop that it is for."""
 
-import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
 import learn2learn as l2l
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from l2l_niw.data import Tasks
 from l2l_niw.episodic import EpisodicModel
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads import LeaveOneOut, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.niw import NIW
-from l2l_niw.posterior import Posterior
-from l2l_niw.special_cases import reptile, reptile_objective
+from l2l_niw.special_cases import reptile
 from l2l_niw.vision.backbone import SHAPES, Backbone
 from l2l_niw.vision.config import Config
+from l2l_niw.vision.loops import ANIL, Episodic, Method, Reptile, Swap
 
 OWN = ("lr", "inner_lr", "steps", "temperature", "prior_std", "samples")  # what methods may differ in
-
-
-class Method(ABC):
-    """
-    **Description**
-
-    What the loop asks of a method. `module` holds everything that is trained.
-
-    * `loss(task)` - The query's loss of one task, to be back-propagated, and its logits or probabilities.
-    * `log_probabilities(task)` - Of the query, (m, ways).
-    """
-
-    module: nn.Module
-
-    @property
-    def backbone(self) -> Backbone:
-        return next(part for part in self.module.modules() if isinstance(part, Backbone))
-
-    @abstractmethod
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]: ...
-
-    @abstractmethod
-    def log_probabilities(self, task: Tasks) -> Tensor: ...
-
-
-class Swap(Method):
-    """
-    **Description**
-
-    learn2learn's MAML loop on a linear readout. Whether the algorithm is its `MAML` or `NIW` makes no difference to
-    it, but for the prediction, which NIW averages over networks.
-
-    **Arguments**
-
-    * **algorithm** (MAML or NIW) - Around a classifier.
-    * **steps** (int) - Inner steps.
-    * **samples** (int) - Networks of a prediction.
-    """
-
-    def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
-        self.module, self.steps, self.samples = algorithm, steps, samples
-
-    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> nn.Module:
-        """A learner after its steps, which keep no more than they need for a test."""
-        learner = self.module.clone(first_order=test or None)
-        for _ in range(self.steps):
-            learner.adapt(F.cross_entropy(learner(x), y))
-        return learner
-
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
-        logits = self.adapted(task.x, task.y)(task.x_query)
-        return F.cross_entropy(logits, task.y_query), logits
-
-    def log_probabilities(self, task: Tasks) -> Tensor:
-        learner = self.adapted(task.x, task.y, test=True)
-        with torch.no_grad():
-            if isinstance(self.module, NIW):
-                logits = learner.posterior().predict(task.x_query, samples=self.samples)
-                return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
-            return learner(task.x_query).log_softmax(-1)
-
-
-class Reptile(Swap):
-    """Reptile: the inner steps of training are on all of a task's images, and its start goes toward where they end."""
-
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
-        learner = self.adapted(torch.cat([task.x, task.x_query]), torch.cat([task.y, task.y_query]))
-        with torch.no_grad():
-            logits = learner(task.x_query)
-        return reptile_objective(learner), logits
-
-    def log_probabilities(self, task: Tasks) -> Tensor:
-        learner = self.adapted(task.x, task.y, test=True)
-        with torch.no_grad():
-            return learner(task.x_query).log_softmax(-1)
-
-
-class ANIL(Swap):
-    """MAML on the readout alone; the body is shared by all tasks."""
-
-    def __init__(self, body: nn.Module, algorithm: nn.Module, steps: int):
-        super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
-
-    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Callable[[Tensor], Tensor]:
-        body, learner = self.module["body"], self.module["readout"].clone(first_order=test or None)
-        features = body(x)
-        for _ in range(self.steps):
-            learner.adapt(F.cross_entropy(learner(features), y))
-        return lambda x_query: learner(body(x_query))
-
-
-class Episodic(Method):
-    """
-    **Description**
-
-    A head that takes the support as it is: ProtoNet, ridge, MetaQDA. Under NIW the backbone's and the head's weights
-    have a posterior for every task, from inner steps on what the support says of itself: of a chain in training, and
-    of variational inference from the prior's mode at meta-test, as in the paper. One or a few images a class hardly
-    narrow the prior, and a cold chain would not know.
-
-    **Arguments**
-
-    * **model** (EpisodicModel, or NIW of one) - The model.
-    * **steps** (int, *optional*, default=0) - Inner steps, under NIW.
-    * **samples** (int, *optional*, default=1) - Networks of a prediction, under NIW.
-    """
-
-    def __init__(self, model: nn.Module, steps: int = 0, samples: int = 1):
-        self.module, self.steps, self.samples = model, steps, samples
-
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
-        learner = self.module
-        if isinstance(learner, NIW):
-            learner = learner.clone()
-            for _ in range(self.steps):
-                learner.adapt(learner(task.x, task.y).nll(task.y))
-        prediction = learner(task.x, task.y, task.x_query, task.y_query)
-        return prediction.loss(task.y_query), prediction.probs
-
-    def posterior(self, task: Tasks) -> Posterior:
-        """Of a task's weights, at meta-test."""
-        return self.module.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=self.steps)
-
-    def log_probabilities(self, task: Tasks) -> Tensor:
-        predict = self.module
-        if isinstance(predict, NIW):
-            predict = partial(self.posterior(task).predict, samples=self.samples)
-        with torch.no_grad():
-            return predict(task.x, task.y, task.x_query).logits
 
 
 def readout(make: Callable) -> Callable:

@@ -3,14 +3,9 @@
 import csv
 import io
 import json
-import math
-import re
-import signal
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -21,9 +16,11 @@ from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
 from l2l_niw.files import write
+from l2l_niw.process import peak_memory, postponed_interrupt
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
-from l2l_niw.vision.methods import Method, build, complete
+from l2l_niw.vision.loops import Method
+from l2l_niw.vision.methods import build, complete
 
 SAVE_EVERY = 60.0  # seconds
 KEPT = ("done", "seconds", "memory", "log", "recent")  # of a training, beside its tensors
@@ -42,32 +39,6 @@ def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = F
         seed=config.seed,
         download=download,
     )
-
-
-def peak_memory() -> float:
-    """The process's peak resident memory in MB, where the system tells it, else nan."""
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return math.nan if found is None else int(found[1]) / 1024
-
-
-@contextmanager
-def postponed_interrupt() -> Iterator[Dict[str, bool]]:
-    """Ctrl-C waits for the end of the iteration; a second one does not. (Signals are the main thread's.)"""
-    asked = {"stop": False}
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number, frame):
-        asked["stop"] = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Training:
