@@ -92,13 +92,17 @@ def run_trials(runs, data, jobs):
     return failures
 
 
-def settings_of(column, method, results):
-    """What the searches have chosen: a method's learning rates, or its twin's, and its own width."""
-    found = read_settings(column, results)
-    for name in {METHODS[method].twin or method, *({method} & set(HEADS))} - set(found):
-        print(f"{column}: no settings were searched for {name}; {method} has defaults.")
+def settings_of(column, method, results, width=True):
+    """What the searches have chosen: a method's learning rates, or its twin's, and the width of a head's prior."""
+    found, twin = read_settings(column, results), METHODS[method].twin or method
+    wanted = [twin, method] if width and method in HEADS else [twin]
+    for name in wanted:
+        if name not in found:
+            print(f"{column}: no settings were searched for {name}; {method} has defaults.")
     own = {"inner_lr": INNER_OF_HEADS[column]} if method in HEADS and column in INNER_OF_HEADS else {}
-    return {**own, **found.get(METHODS[method].twin, {}), **found.get(method, {})}
+    for name in wanted:
+        own.update(found.get(name, {}))
+    return own
 
 
 def search(column, methods, data, jobs, results):
@@ -122,25 +126,26 @@ def search_widths(column, methods, data, jobs, results):
     """
     base, configs = replace(COLUMNS[column], seed=TUNING_SEED, validations=1), {}
     for method in set(methods) & set(HEADS):
-        own = {k: v for k, v in settings_of(column, method, results).items() if k != "prior_std"}
-        configs[method] = replace(base, method=method, **own)
+        configs[method] = replace(base, method=method, **settings_of(column, method, results, width=False))
     folders = {method: results / column / "search" / method for method in configs}
     failures = run_trials([(config, folders[method]) for method, config in configs.items()], data, jobs)
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))
-    for method in configs:
-        lines = []
-        for width in WIDTHS:
-            training = trained(folders[method])
-            training.method.module.widen(width / training.config.prior_std)
-            torch.manual_seed(TUNING_SEED)
-            tasks = tasksets_of(training.config, data).validation
-            title = f"{method}, width {width:g}"
-            scored = predictions(training.method, tasks, TUNING_TASKS, title)
-            probabilities, y = (part.flatten(0, 1) for part in scored)
-            scores = {"accuracy": calibration.accuracy, "nll": calibration.nll, "ece": calibration.ece}
-            lines.append({"prior_std": width, **{f"validation_{k}": f(probabilities, y) for k, f in scores.items()}})
+    for method, folder in folders.items():
+        lines = [{"prior_std": width, **score_width(folder, width, data)} for width in WIDTHS]
         choose(column, method, [{"prior_std": width} for width in WIDTHS], lines, results)
+
+
+def score_width(folder, width, data):
+    """A trained run on validation tasks, as if its prior had been of this width."""
+    training = trained(folder)
+    training.method.module.widen(width / training.config.prior_std)
+    torch.manual_seed(TUNING_SEED)
+    tasks, title = tasksets_of(training.config, data).validation, f"{training.config.method}, width {width:g}"
+    found = predictions(training.method, tasks, TUNING_TASKS, title)
+    probabilities, y = (part.flatten(0, 1) for part in found)
+    scores = {"accuracy": calibration.accuracy, "nll": calibration.nll, "ece": calibration.ece}
+    return {f"validation_{name}": score(probabilities, y) for name, score in scores.items()}
 
 
 def table(column, args):
