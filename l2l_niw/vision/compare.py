@@ -77,10 +77,15 @@ def run_all(
         tasksets_of(config, root)
         if config.pretraining:
             start_of(config, root)  # here, or runs at the same time would each make it
-    tqdm = require("tqdm", "examples").tqdm
-    with ThreadPoolExecutor(jobs) as pool:
-        results = tqdm(pool.map(start, waiting), total=len(runs), initial=len(runs) - len(waiting), desc="runs")
-        return {folder: failure for failure, (_, folder) in zip(results, waiting) if failure is not None}
+    bar = require("tqdm", "examples").tqdm(total=len(runs), initial=len(runs) - len(waiting), desc="runs")
+    failures = {}
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        for failure, (_, folder) in zip(pool.map(start, waiting), waiting):
+            if failure is not None:
+                failures[folder] = failure
+            bar.set_postfix_str(f"{folder.name} {'done' if failure is None else 'failed'}", refresh=False)
+            bar.update()
+    return failures
 
 
 def compare(
