@@ -201,6 +201,10 @@ def test_the_three_splits_and_training_s_own_numbers(cifarfs, monkeypatch):
     for split, taskset in tasksets._asdict().items():
         assert taskset.images.pixels.equal(load_images("cifarfs", split, cifarfs).pixels)
         assert not taskset.rotate
+    own = {f"{split}_{name}": n for split, n in (("train", 1), ("validation", 2)) for name in ("shots", "queries")}
+    other = get_tasksets("cifarfs", ways=2, shots=3, queries=3, validation_ways=3, root=cifarfs, **own)
+    assert [len(taskset[0].x) for taskset in other] == [2, 6, 6]
+    assert [len(taskset[0].x_query) for taskset in other] == [2, 6, 6]
     with pytest.raises(ArgumentError, match="cifarfs .validation.: ways is 4, but there are 3 classes"):
         get_tasksets("cifarfs", ways=4, train_ways=3, shots=1, queries=1, root=cifarfs)
 

@@ -1,7 +1,7 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import List, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -115,6 +115,9 @@ def get_tasksets(
     train_ways: Optional[int] = None,
     train_shots: Optional[int] = None,
     train_queries: Optional[int] = None,
+    validation_ways: Optional[int] = None,
+    validation_shots: Optional[int] = None,
+    validation_queries: Optional[int] = None,
     num_tasks: int = -1,
     test_tasks: int = 1000,
     root: Union[str, Path, None] = None,
@@ -134,8 +137,9 @@ def get_tasksets(
 
     * **name** (str) - 'omniglot', 'cifarfs', 'fc100', 'mini-imagenet' or 'tiered-imagenet'.
     * **ways, shots, queries** (int) - Classes a task, and images of a class in support and query.
-    * **train_ways, train_shots, train_queries** (int, *optional*, default=None) - Those of training tasks, where they
-        differ.
+    * **train_ways, train_shots, train_queries** (int, *optional*, default=None) - Those of training tasks, and
+    * **validation_ways, validation_shots, validation_queries** (int, *optional*, default=None) - of validation tasks,
+        where they differ from the test's.
     * **num_tasks** (int, *optional*, default=-1) - Training tasks; -1 for no end.
     * **test_tasks** (int, *optional*, default=1000) - Tasks of the validation and of the test.
     * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
@@ -162,10 +166,12 @@ def get_tasksets(
         except ArgumentError as error:
             raise ArgumentError(f"{name} ({split}): {error}") from error
 
-    train = [other if own is None else own for own, other in ((train_ways, ways), (train_shots, shots))]
-    train.append(queries if train_queries is None else train_queries)
+    def numbers(*own: Optional[int]) -> List[int]:
+        return [other if number is None else number for number, other in zip(own, (ways, shots, queries))]
+
+    validation = numbers(validation_ways, validation_shots, validation_queries)
     return Tasksets(
-        taskset("train", *train, num_tasks, seed),
-        taskset("validation", ways, shots, queries, test_tasks, 0),
+        taskset("train", *numbers(train_ways, train_shots, train_queries), num_tasks, seed),
+        taskset("validation", *validation, test_tasks, 0),
         taskset("test", ways, shots, queries, test_tasks, 0),
     )
