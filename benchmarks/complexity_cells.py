@@ -126,7 +126,7 @@ def higher_of(model, steps, loss):
 
 
 def niw_of(network, name, steps, model, loss):
-    """`niw-readout` has the readout's second derivatives, as by default; the others are of first order."""
+    """`niw-readout` is the default, with the readout's second derivatives; the others are of first order."""
     burn_in = min(2, steps - 1)
     if name in ("niw-batch", "niw-compiled"):
         size = BATCH.get(network, 2)
@@ -155,7 +155,8 @@ def niw_of(network, name, steps, model, loss):
         return niw, run_paper, 1
     likelihood = "gaussian" if loss is F.mse_loss else "categorical"
     curvature = GGN(likelihood) if name == "niw-ggn" else "sgld"
-    niw = NIW(model, lr=0.01, first_order=name != "niw-readout", burn_in=burn_in, curvature=curvature)
+    options = {} if name == "niw-readout" else {"first_order": True, "burn_in": burn_in, "curvature": curvature}
+    niw = NIW(model, lr=0.01, **options)
 
     def run(support, query):
         learner = niw.clone()
