@@ -5,7 +5,9 @@ import statistics
 from collections import defaultdict
 
 from complexity_cells import BATCH, METHODS, NETWORKS
-from processes import machine, publish
+from processes import publish
+
+from l2l_niw.process import machine
 
 LARGER = [network for network in NETWORKS if network not in ("sine-line", "pose")]
 HELD = [network for network in NETWORKS if network != "sine-line"]  # whose memory is more than that of loaded code

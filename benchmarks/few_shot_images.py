@@ -10,8 +10,9 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
 
 Every method has the same backbone, the same training tasks, as many of them, and a search over four settings: learning
 rates, after a quarter of the training, or all of it for a head alone. NIW has those of the same network without it, and
-with a head searches the width of its prior too. A run that was stopped goes on where it was, and a finished one is not
-run again. Where settings have changed, a run with the old ones has to be moved away first.
+with a head searches the width of its prior too; inner steps of heads, which have none without NIW, were set by hand.
+A run that was stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run
+with the old ones has to be moved away first.
 """
 
 import argparse
@@ -167,6 +168,9 @@ def main():
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results are written")
     parser.add_argument("--report", action="store_true", help="only write tables and plots of what has been run")
     args = parser.parse_args()
+    unsearched = [method for method in args.methods if method not in (*SEARCHED, *HEADS)]
+    if args.tune and len(unsearched) == len(args.methods):
+        parser.error(f"--tune: {', '.join(unsearched)} has its twin's settings, and no search of its own.")
     for column in args.columns:
         if args.tune:
             search(column, args.methods, args.data, args.jobs, args.results)

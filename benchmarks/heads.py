@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 
 import torch
-from processes import command, in_turns, machine, publish
+from processes import command, in_turns, publish
 from torch import nn
 
 from l2l_niw import NIW, EpisodicModel
 from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Head, Linear, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.predictions import Classes, Gaussian
+from l2l_niw.process import machine
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 

@@ -2,13 +2,11 @@
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 
@@ -51,10 +49,6 @@ def publish(text, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     print(text)
-
-
-def machine():
-    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
 def command():

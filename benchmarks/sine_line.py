@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from processes import machine
 from regression.rows import BAYES, ROWS, TITLES, TWINS
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, start_again, tensors_of, train
@@ -31,6 +30,7 @@ from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
 from l2l_niw.errors import NIWError
+from l2l_niw.process import machine
 from l2l_niw.reports import report
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"

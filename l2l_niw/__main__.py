@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"Trained. Now: python -m l2l_niw test {args.out}")
     elif args.command == "test":
         for name, value in evaluate(args.run, args.data, args.samples).items():
-            print(f"{name:>18}  {'none' if value is None else format(value, '.4g')}")
+            print(f"{name:>18}  {format(value, '.4g') if isinstance(value, (int, float)) else value}")
     else:
         settings = None if args.settings is None else read_settings(args.settings)
         compare(config_of(args), args.out, args.methods, args.seeds, args.data, args.jobs, settings)

@@ -82,7 +82,7 @@ def check_finite(losses: Tensor, what: str) -> None:
         if not math.isfinite(value):
             where = f" of episode {i}" if losses.dim() else ""
             raise LossError(
-                f"{what}{where} is {value}. An empty support set gives nan; else lower lr or the temperature."
+                f"{what}{where} is {value}. An empty support set gives nan; else lower the inner lr or the temperature."
             )
 
 

@@ -1,12 +1,20 @@
-"""The process itself: its memory, and Ctrl-C."""
+"""The process itself: where it runs, its memory, and Ctrl-C."""
 
 import math
+import os
+import platform
 import re
 import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator
+
+import torch
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
 def peak_memory() -> float:

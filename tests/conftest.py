@@ -11,6 +11,10 @@ settings.register_profile("l2l_niw", deadline=None, derandomize=True)
 settings.load_profile("l2l_niw")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "ignore:.* classes instead of")  # drawn data sets have few
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """What is kept in torch's cache does not outlive the tests."""

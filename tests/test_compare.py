@@ -146,6 +146,32 @@ def test_runs_of_unequal_budgets_are_no_table(data, tmp_path):
         report(tmp_path)
 
 
+def test_what_cannot_be_one_table_is_not_trained(data, tmp_path):
+    config = replace(SMALL, steps=None, inner_lr=None, samples=None)
+    compare(config, tmp_path, ["protonet"], [0], data)
+    with pytest.raises(CheckpointError, match="protonet-0 holds a run with shots = 1, not 2"):
+        compare(replace(config, shots=2), tmp_path, ["ridge"], [0], data)
+    with pytest.raises(CheckpointError, match="protonet-0 holds a run with lr = 0.003, not 0.1"):
+        compare(replace(config, lr=0.1), tmp_path, ["ridge", "protonet"], [0], data)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["protonet-0"]
+
+
+def test_a_report_says_where_it_was_run_and_spares_other_pages(data, tmp_path):
+    train(replace(SMALL, method="protonet"), tmp_path / "runs" / "protonet-0", data)
+    evaluate(tmp_path / "runs" / "protonet-0", data)
+    (tmp_path / "README.md").write_text("# My project\n")
+    with pytest.raises(ArgumentError, match="README.md is there already, and is no report '# cifarfs, 3-way 1-shot'"):
+        report(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+    (tmp_path / "README.md").unlink()
+    assert f"cores, torch {torch.__version__}" in report(tmp_path)
+    assert report(tmp_path) + "\n" == (tmp_path / "README.md").read_text()
+    with pytest.raises(ArgumentError, match="protonet-0 holds no results: .* It is a single run"):
+        report(tmp_path / "runs" / "protonet-0")
+    with pytest.raises(ArgumentError, match="nowhere is no folder"):
+        report(tmp_path / "nowhere")
+
+
 def test_a_row_has_one_setting_and_a_seed_once(data, tmp_path):
     for name, change in (("0", {}), ("1", {"seed": 1, "lr": 0.1})):
         train(replace(SMALL, method="protonet", **change), tmp_path / "runs" / f"protonet-{name}", data)
@@ -157,7 +183,20 @@ def test_a_row_has_one_setting_and_a_seed_once(data, tmp_path):
     with pytest.raises(ArgumentError, match="protonet-0 and .*protonet-0-old are of the same seed"):
         report(tmp_path)
     shutil.rmtree(tmp_path / "runs" / "protonet-0-old")
-    (tmp_path / "runs" / "protonet-0" / "tasks.npz").unlink()
+    tasks = tmp_path / "runs" / "protonet-0" / "tasks.npz"
+    whole = tasks.read_bytes()
+    for broken in (b"", b"none", whole[: len(whole) // 2]):
+        tasks.write_bytes(broken)
+        with pytest.raises(CheckpointError, match="tasks.npz cannot be read: .* Test the run anew"):
+            report(tmp_path)
+    tasks.write_bytes(whole)
+    report(tmp_path)
+    (tmp_path / "intervals.json").write_text("{")
+    with pytest.raises(CheckpointError, match="intervals.json cannot be read: .* Delete it"):
+        report(tmp_path)
+    for name in ("intervals.json", "reliability.png"):
+        (tmp_path / name).unlink()
+    tasks.unlink()
     assert "reliability.png" not in report(tmp_path)  # there is none to be shown
     for name, message in (("metrics.json", "metrics.json cannot be read"), ("log.csv", "no log.csv")):
         (tmp_path / "runs" / "protonet-0" / name).write_text("{")

@@ -50,6 +50,20 @@ def here(tmp_path, monkeypatch):
     return call, tmp_path / "results" / "small", started
 
 
+@pytest.mark.parametrize("column", list(few_shot_images.COLUMNS))
+def test_committed_pages_end_with_their_notes(column):
+    folder = few_shot_images.RESULTS / column
+    assert (folder / "README.md").read_text().strip().endswith((folder / "notes.md").read_text().strip())
+
+
+def test_a_method_without_a_search_is_refused(here, capsys):
+    call, results, _ = here
+    with pytest.raises(SystemExit):
+        call("--columns", "small", "--methods", "niw", "--tune")
+    assert "--tune: niw has its twin's settings" in capsys.readouterr().err
+    assert not results.exists()
+
+
 def test_every_method_has_four_settings():
     assert {METHODS[method].twin for method in METHODS} - {None} <= set(few_shot_images.SEARCHED)
     for method in few_shot_images.SEARCHED:

@@ -2,15 +2,16 @@
 
 import io
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from drawings import draw, draw_omniglot
+from drawings import draw, draw_cifarfs, draw_omniglot
 from PIL import Image
 
 from l2l_niw.data import ImageTaskset, Images, get_tasksets, images, load_images
-from l2l_niw.errors import ArgumentError, DataError
+from l2l_niw.errors import ArgumentError, DataError, NIWError
 
 import learn2learn as l2l
 
@@ -273,9 +274,44 @@ def test_a_download_that_fails_is_named_and_can_be_tried_again(tmp_path, monkeyp
     monkeypatch.setattr(images, "learn2learn", download)
     with pytest.raises(DataError, match="tiered-imagenet .train. cannot be downloaded: no route to host.*zenodo"):
         load_images("tiered-imagenet", "train", tmp_path, download=True)
-    monkeypatch.setattr(images, "learn2learn", lambda *a: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # the empty folder that is left does not keep it from being tried
+
+    def other(dataset, root, split, download=False):  # the empty folder does not keep it from being tried
+        (root / "tiered-imagenet" / "train_labels.pkl").write_text("<html>")
+        raise RuntimeError("File not found or corrupted")
+
+    monkeypatch.setattr(images, "learn2learn", other)
+    with pytest.raises(DataError, match="File not found or corrupted. Move away .*tiered-imagenet, try again"):
         load_images("tiered-imagenet", "train", tmp_path, download=True)
+    assert (tmp_path / "tiered-imagenet" / "train_labels.pkl").read_text() == "<html>"
+
+
+def test_a_data_set_with_classes_missing_is_told(tmp_path):
+    draw(tmp_path / "fc100-png" / "val", [f"class{k}" for k in range(19)], 1, (32, 32, 3))
+    with pytest.warns(UserWarning, match="fc100-png/val has 19 classes instead of 20"):
+        load_images("fc100", "validation", tmp_path)
+    draw(tmp_path / "fc100-png" / "test", [f"class{k}" for k in range(20)], 1, (32, 32, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_images("fc100", "test", tmp_path)
+
+
+def test_a_broken_cache_is_named_and_not_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    draw_cifarfs(tmp_path / "data")
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(NIWError, match="home/hub/l2l_niw cannot be made: .* Set TORCH_HOME"):
+        load_images("cifarfs", "train", tmp_path / "data")
+    (tmp_path / "home").unlink()
+    before = load_images("cifarfs", "train", tmp_path / "data")
+    images._read.cache_clear()
+    (path,) = (tmp_path / "home" / "hub" / "l2l_niw").glob("*.safetensors")
+    whole = path.read_bytes()
+    path.unlink()  # tensors are of the old file still
+    path.write_bytes(whole[:100])
+    with pytest.raises(NIWError, match="safetensors cannot be read: .* Delete it, and it is made anew"):
+        load_images("cifarfs", "train", tmp_path / "data")
+    path.unlink()
+    assert torch.equal(load_images("cifarfs", "train", tmp_path / "data").pixels, before.pixels)
 
 
 @pytest.mark.parametrize(

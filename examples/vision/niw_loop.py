@@ -10,6 +10,7 @@ from tqdm import tqdm
 from l2l_niw import NIW
 from l2l_niw.calibration import scores
 from l2l_niw.data import get_tasksets
+from l2l_niw.errors import require
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
@@ -44,6 +45,7 @@ def main(
     data=None,
     seed=0,
 ):
+    require("torchmetrics", "vision")  # for the scores at the end
     tasksets = get_tasksets(dataset, ways, shots, queries, test_tasks=test_tasks, root=data, seed=seed)
     if method == "maml":
         maml = l2l.algorithms.MAML(model, lr=fast_lr)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -102,12 +103,23 @@ def omniglot(root: Path, split: str) -> Images:
 
 
 def cifarfs(root: Path, split: str) -> Images:
-    return read_folders(subfolders(root / "cifarfs/processed" / MODES[split]))
+    return from_classes(root / "cifarfs/processed" / MODES[split], {"train": 64, "validation": 16, "test": 20}[split])
 
 
 def fc100(root: Path, split: str) -> Images:
     folder = root / "fc100-png" / MODES[split]
-    return read_folders(subfolders(folder)) if folder.exists() else from_dataset(learn2learn("FC100", root, split))
+    if folder.exists():
+        return from_classes(folder, {"train": 60, "validation": 20, "test": 20}[split])
+    return from_dataset(learn2learn("FC100", root, split))
+
+
+def from_classes(folder: Path, classes: int) -> Images:
+    """Images of a folder for each class, of which there should be so many."""
+    found = subfolders(folder)
+    if len(found) != classes:
+        text = f"{folder} has {len(found)} classes instead of {classes}. Was it cut off when it was copied or unpacked?"
+        warnings.warn(text, stacklevel=2)
+    return read_folders(found)
 
 
 def mini_imagenet(root: Path, split: str) -> Images:
@@ -234,9 +246,11 @@ def load_images(name: str, split: str, root: Union[str, Path, None] = None, down
         root.mkdir(parents=True, exist_ok=True)
         try:
             source.download(root, split)
-        except OSError as error:  # as those of requests and urllib are
+        except Exception as error:  # of the network, or of whatever reads what has come instead of the data
+            left = [str(root / path) for path in source.writes(split) if is_in_the_way(root / path)]
+            again = f"Move away {' and '.join(left)}, try again" if left else "Try again"
             raise DataError(
-                f"{name} ({split}) cannot be downloaded: {error}. Try again where there is a network, or {remedy}."
+                f"{name} ({split}) cannot be downloaded: {error}. {again} where there is a network, or {remedy}."
             ) from error
     try:
         return _read(name, split, root)

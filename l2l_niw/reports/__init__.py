@@ -24,7 +24,10 @@ def report(folder: Union[str, Path]) -> str:
         from l2l_niw.reports import images  # which needs learn2learn's vision
 
         return images.report(folder)
-    raise ArgumentError(f"{folder} holds no results: there is no run in its folder runs.")
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder} is no folder.")
+    hint = " It is a single run: say where the comparison is." if (folder / "config.json").exists() else ""
+    raise ArgumentError(f"{folder} holds no results: there is no tested run in its folder runs.{hint}")
 
 
 __all__ = ["report"]

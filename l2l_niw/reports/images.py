@@ -1,6 +1,7 @@
 """Table and plots of a comparison of image classifiers: a folder for every method and seed."""
 
-import json
+import zipfile
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -10,17 +11,12 @@ import torch
 
 from l2l_niw.calibration import Reliability, plot_reliability
 from l2l_niw.errors import ArgumentError, CheckpointError, require
-from l2l_niw.files import write
+from l2l_niw.files import read_json, write_page
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.reports.intervals import Kept, kept_intervals
-from l2l_niw.vision.config import Config
+from l2l_niw.vision.config import COMMON, Config
 from l2l_niw.vision.methods import METHODS, OWN
 from l2l_niw.vision.runs import read_log
-
-COMMON = (
-    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "iterations", "meta_batch",
-    "validations", "validation_tasks", "scaling_tasks", "test_tasks",
-)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -54,11 +50,12 @@ def load_run(folder: Path) -> Run:
     tasks, log = folder / "tasks.npz", read_log(folder)
     if not log:
         raise CheckpointError(f"{folder} has scores, but no log.csv: train and test it anew.")
+    metrics = read_json(folder / "metrics.json", "Test the run anew.")
     try:
-        metrics = json.loads((folder / "metrics.json").read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{folder}/metrics.json cannot be read: {error}. Test the run anew.") from error
-    return Run(folder, Config.load(folder), metrics, log, dict(np.load(tasks)) if tasks.exists() else None)
+        found = dict(np.load(tasks)) if tasks.exists() else None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{tasks} cannot be read: {error}. Test the run anew.") from error
+    return Run(folder, Config.load(folder), metrics, log, found)
 
 
 def check_equal(runs: List[Run], keys: Sequence[str]) -> None:
@@ -224,6 +221,12 @@ def pooled(runs: List[Run]) -> Optional[Reliability]:
     return Reliability(bounds, mean("confidence"), mean("accuracy_by_bin"), torch.from_numpy(counts.sum(0)))
 
 
+def machines(methods: Dict[str, List[Run]]) -> str:
+    """Where runs were tested, of those that say so."""
+    found = sorted({run.metrics["machine"] for runs in methods.values() for run in runs if "machine" in run.metrics})
+    return f" Run on {'; '.join(found)}." if found else ""
+
+
 def report(folder: Path) -> str:
     """Writes README.md, curves.png and reliability.png into a comparison's folder, and returns the text."""
     methods = load(folder)
@@ -244,15 +247,14 @@ def report(folder: Path) -> str:
         "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
         "seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on "
         "validation tasks. Seconds are of training, on one thread; memory is the whole process's peak, with code and "
-        "images.",
+        f"images.{machines(methods)}",
     ]
     if pairs(methods):
         text += [
             "## What NIW changes",
             differences(methods, kept),
             "NIW beside its twin, the same network without it, and beside everything else the NIW with the lowest NLL "
-            "on validation tasks. Differences are paired, task by task and seed by seed. The width of a head's prior "
-            "under NIW is chosen on validation tasks, as a temperature is: ECE+TS compares like with like.",
+            "on validation tasks. Differences are paired, task by task and seed by seed.",
         ]
     text.append("![Validation on the way](curves.png)")
     if (folder / "reliability.png").exists():
@@ -260,5 +262,5 @@ def report(folder: Path) -> str:
     notes = folder / "notes.md"
     if notes.exists():
         text.append(notes.read_text().strip())
-    write(folder / "README.md", "\n\n".join(text) + "\n")
+    write_page(folder / "README.md", "\n\n".join(text) + "\n")
     return "\n\n".join(text)

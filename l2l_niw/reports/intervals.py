@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from l2l_niw.files import write
+from l2l_niw.files import read_json, write
 from l2l_niw.metrics import Interval
 
 Kept = Dict[str, Dict[str, Interval]]
@@ -24,7 +24,7 @@ def kept_intervals(path: Path, found: Dict[str, Tuple[List[Any], Dict[str, Optio
     * **found** (dict) - Of every row, the scores of all runs that it depends on, and its intervals by title, None where
         the tasks' values are not at hand.
     """
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept = read_json(path, "Delete it: intervals are computed anew where tasks.npz are.") if path.exists() else {}
     for name, (scores, intervals) in found.items():
         digest = hashlib.sha256(json.dumps(scores).encode()).hexdigest()[:16]
         if kept.get(name, {}).get("of") != digest:

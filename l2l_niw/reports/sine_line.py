@@ -1,6 +1,5 @@
 """Table and plots of what `benchmarks/sine_line.py` has run: a JSON file for every row and seed."""
 
-import json
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from l2l_niw.errors import require
+from l2l_niw.files import read_json, write_page
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.reports.intervals import Kept, kept_intervals
 
@@ -24,7 +24,7 @@ def load(results: Path) -> Rows:
     """{row: its runs, by seed}, the row with the lowest error first."""
     found = defaultdict(list)
     for path in sorted((results / "runs").glob("*.json")):
-        run = json.loads(path.read_text())
+        run = read_json(path, "Run the row anew.")
         found[run["row"]].append(run)
     for runs in found.values():
         runs.sort(key=lambda run: run["seed"])
@@ -147,5 +147,5 @@ def report(results: Path) -> str:
     notes = results / "notes.md"
     if notes.exists():
         text.append(notes.read_text().strip())
-    (results / "README.md").write_text("\n\n".join(text) + "\n")
+    write_page(results / "README.md", "\n\n".join(text) + "\n")
     return "\n\n".join(text)

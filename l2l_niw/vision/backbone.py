@@ -26,7 +26,10 @@ BATCH, LR = 64, 0.005  # of the pretraining
 
 
 class ChannelsLast(nn.Module):
-    """The same images in the order of memory that convolutions on a CPU are about twice as fast in."""
+    """
+    The same images in the order of memory that convolutions on a CPU are about twice as fast in; second derivatives
+    of them, which are MAML's alone, are a quarter slower.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clone(memory_format=torch.channels_last)  # with one channel `contiguous` would change nothing

@@ -13,7 +13,7 @@ from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
 from l2l_niw.vision.backbone import start_of
-from l2l_niw.vision.config import Config
+from l2l_niw.vision.config import COMMON, Config
 from l2l_niw.vision.methods import METHODS, OWN, complete, trainable
 from l2l_niw.vision.runs import read_log, tasksets_of
 
@@ -61,6 +61,8 @@ def run_all(
     check_number("jobs", jobs, 1, whole=True)
     variables = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(data_root(root))}
     runs = [(complete(config), folder) for config, folder in runs]
+    for config, folder in runs:
+        config.check(folder)
     waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
 
     def start(run: Tuple[Config, Path]) -> Optional[Failure]:
@@ -130,6 +132,8 @@ def compare(
     for name, given in (("seeds", seeds), ("methods", methods)):
         if len(set(given)) < len(given):
             raise ArgumentError(f"{name} must differ, got {list(given)}.")
+    for path in sorted((Path(folder) / "runs").glob("*/config.json")):
+        config.check(path.parent, COMMON)  # or there would be no table
     configs = [
         replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
     ]

@@ -3,11 +3,16 @@
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, CheckpointError
 from l2l_niw.files import write
+
+COMMON = (
+    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "iterations", "meta_batch",
+    "validations", "validation_tasks", "scaling_tasks", "test_tasks",
+)  # what methods that are compared must not differ in  # fmt: skip
 
 
 def option(default: Any, text: str) -> Any:
@@ -38,7 +43,7 @@ class Config:
     temperature: Optional[float] = option(None, "of NIW's chains")
     prior_std: Optional[float] = option(None, "by how much weights differ between tasks, as NIW begins to learn it")
     samples: Optional[int] = option(None, "networks of a prediction, for NIW")
-    validations: int = option(10, "looks at the validation tasks on the way")
+    validations: int = option(10, "looks at the validation tasks on the way, one an iteration at most")
     validation_tasks: int = option(100, "tasks of such a look")
     scaling_tasks: int = option(300, "validation tasks that the temperature scaling is fitted on")
     test_tasks: int = option(1000, "tasks of the test")
@@ -62,17 +67,23 @@ class Config:
         if self.temperature is not None:
             check_number("temperature", self.temperature, 0)
 
+    def check(self, folder: Path, names: Optional[Sequence[str]] = None) -> None:
+        """Raises where a folder holds a run with another config, as far as these names of it go."""
+        if not (folder / "config.json").exists():
+            return
+        old = Config.load(folder)
+        for name in [f.name for f in fields(self)] if names is None else names:
+            if getattr(old, name) != getattr(self, name):
+                raise CheckpointError(
+                    f"{folder} holds a run with {name} = {getattr(old, name)!r}, not {getattr(self, name)!r}: choose "
+                    "another folder, or the same settings to go on with it."
+                )
+
     def save(self, folder: Path) -> None:
         """Writes it to a run's folder; one that is there already must be the same, or the run would be another's."""
+        self.check(folder)
         if (folder / "config.json").exists():
-            old = Config.load(folder)
-            if old == self:
-                return
-            other = next(f.name for f in fields(self) if getattr(old, f.name) != getattr(self, f.name))
-            raise CheckpointError(
-                f"{folder} holds a run with {other} = {getattr(old, other)!r}, not {getattr(self, other)!r}: choose "
-                "another folder, or the same settings to go on with it."
-            )
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

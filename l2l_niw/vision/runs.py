@@ -16,7 +16,7 @@ from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
 from l2l_niw.files import write
-from l2l_niw.process import peak_memory, postponed_interrupt
+from l2l_niw.process import machine, peak_memory, postponed_interrupt
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Method
@@ -240,6 +240,8 @@ def evaluate(
     * **samples** (int, *optional*, default=None) - Networks of a prediction, where they are not to be the config's. The
         run's own scores are left alone: the files are then called metrics-samples-N and so on.
     """
+    require("torchmetrics", "vision")  # before all predictions are made, rather than after
+    require("matplotlib", "examples")
     folder = Path(folder)
     training = trained(folder)
     method, config, name = training.method, training.config, ""
@@ -265,6 +267,7 @@ def evaluate(
         "samples": None if config.temperature is None else method.samples,
         "seconds": training.seconds,
         "memory": training.memory,
+        "machine": machine(),
         "trained": sum(p.numel() for p in training.parameters if p in training.opt.state),  # what ever had a gradient
     }
     diagram = calibration.reliability(found.flatten(0, 1), y.flatten())
