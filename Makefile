@@ -17,6 +17,7 @@ lint: $(READY)
 
 $(READY): requirements.txt setup.py
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=23.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchmeta==1.8.0
 	touch $@
