@@ -49,8 +49,8 @@ def check_sound(sound: Tensor) -> None:
     """The check that was put off: whether the chain's losses and steps were all finite."""
     if not sound.item():
         raise LossError(
-            "adapt: a loss or the result of a step was not finite. An empty support set gives nan; else lower lr or "
-            "the temperature, or check the inputs."
+            "adapt: a loss or the result of a step was not finite. An empty support set gives nan; else lower the "
+            "inner lr or the temperature, or check the inputs."
         )
 
 

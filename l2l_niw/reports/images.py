@@ -4,7 +4,7 @@ import zipfile
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
     folder: Path
     config: Config
-    metrics: Dict[str, float]
+    metrics: Dict[str, Any]
     log: List[Dict[str, float]]
     tasks: Optional[Dict[str, np.ndarray]]
 

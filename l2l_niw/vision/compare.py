@@ -28,9 +28,8 @@ class Failure(NamedTuple):
 
 
 def is_done(config: Config, folder: Path, test: bool = True) -> bool:
-    """Whether a folder holds this run, trained and, if asked for, tested."""
-    if not (folder / "config.json").exists() or Config.load(folder) != config:
-        return False
+    """Whether a folder holds this run, trained and, if asked for, tested. Another's is an error."""
+    config.check(folder)
     log = read_log(folder)
     return (folder / "metrics.json").exists() if test else bool(log) and log[-1]["iteration"] == config.iterations
 
@@ -61,8 +60,6 @@ def run_all(
     check_number("jobs", jobs, 1, whole=True)
     variables = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(data_root(root))}
     runs = [(complete(config), folder) for config, folder in runs]
-    for config, folder in runs:
-        config.check(folder)
     waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
 
     def start(run: Tuple[Config, Path]) -> Optional[Failure]:

@@ -5,7 +5,7 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -225,7 +225,7 @@ def trained(folder: Path) -> Training:
 
 def evaluate(
     folder: Union[str, Path], root: Union[str, Path, None] = None, samples: Optional[int] = None
-) -> Dict[str, float]:
+) -> Dict[str, Any]:
     """
     **Description**
 
