@@ -21,22 +21,17 @@ import json
 from pathlib import Path
 
 import torch
-from complexity_cells import METHODS, NETWORKS, measure_memory, measure_time
-from complexity_parts import measure_growth, measure_parts, measure_prediction
+from complexity_cells import METHODS, NETWORKS, measure_calls, measure_memory, measure_prediction, measure_time
 from complexity_report import report
 from processes import in_own_process
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results" / "complexity"
-DIMENSIONS = ("1e4", "1e5", "1e6", "1e7")
-
-
 KINDS = {
     "time": measure_time,
     "memory": measure_memory,
-    "parts": measure_parts,
-    "growth": measure_growth,
     "predict": measure_prediction,
+    "calls": measure_calls,
 }
 
 
@@ -50,17 +45,13 @@ def cells(args):
     """What is to be measured, each with the number of rounds that it takes part in."""
     for network in args.networks:
         for method in args.methods:
-            if method == "niw-compiled-5" and network != "sine-line":
-                continue  # compilers help where time passes between operations
             yield f"memory/{network}/{method}", 1
             if not method.endswith("-50"):  # batches of large networks take minutes, and gain nothing
-                large = method.startswith("niw-batch") and network in ("resnet-18", "vit-small")
+                large = method.startswith("niw-batch") and network.startswith(("resnet-18", "vit-small"))
                 yield f"time/{network}/{method}", 1 if large else args.rounds
-        yield f"parts/{network}", args.rounds
-    for d in DIMENSIONS:
-        yield f"growth/{d}", args.rounds
     for network in ("sine-line", "omniglot"):
         yield f"predict/{network}", args.rounds
+    yield "calls/sine-line", 1
 
 
 def done_so_far(path):

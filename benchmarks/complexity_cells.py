@@ -1,6 +1,9 @@
 """The methods and networks of `complexity.py`, and what one process measures of them: time or memory."""
 
+import itertools
 import statistics
+import sys
+import time
 import warnings
 
 import torch
@@ -8,9 +11,8 @@ from processes import timed
 from torch import nn
 from torch.nn import functional as F
 
-from l2l_niw import NIW, EpisodicModel
-from l2l_niw.curvature import GGN
-from l2l_niw.episodes import Episodes
+from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
+from l2l_niw.inference.curvature import GGN
 from l2l_niw.heads import NearestCentroid
 from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
 from l2l_niw.process import peak_memory
@@ -39,15 +41,24 @@ def points(inputs, targets, shots, queries):
     return tuple((torch.randn(n, *inputs), torch.randn(n, targets)) for n in (shots, queries))
 
 
+def classes_loss(outputs, y):
+    """Cross-entropy on made-up classes, of points."""
+    return F.cross_entropy(outputs, y.argmax(-1))
+
+
 # name: (network, its features' width, one episode's data, loss)
 NETWORKS = {
     "sine-line": (lambda: MLP(1, (40, 40), activate_last=True), 40, lambda: points((1,), 1, 5, 45), F.mse_loss),
+    "mlp-256": (
+        lambda: MLP(20, (256, 256), activate_last=True), 256, lambda: points((20,), 5, 5, 75), classes_loss,
+    ),
     "conv-4": (
         lambda: l2l.vision.models.CNN4Backbone(hidden_size=32, channels=3, max_pool=True),
         800, lambda: images(84), F.cross_entropy,
     ),
     "pose": (lambda: PoseEncoder(), 64, lambda: points((1, 128, 128), 2, 15, 15), F.mse_loss),
     "resnet-18": (lambda: timm_backbone("resnet18"), 512, lambda: images(84, queries=5), F.cross_entropy),
+    "resnet-18-15": (lambda: timm_backbone("resnet18"), 512, lambda: images(84), F.cross_entropy),
     "vit-small": (
         lambda: timm_backbone("dino-small", img_size=80), 384, lambda: images(80, queries=5), F.cross_entropy,
     ),
@@ -57,19 +68,16 @@ METHODS = [
     "protonet",
     *(f"{m}-{k}" for m in ("maml", "higher", "fo-maml") for k in STEPS),
     "reptile-5",
-    *(f"niw-{k}" for k in (1, 2, 3, 5, 50)),
-    *(f"niw-readout-{k}" for k in (1, 5, 50)),
-    "niw-ggn-5",
-    *(f"niw-paper-{k}" for k in (2, 5)),
-    *(f"niw-batch-{k}" for k in (2, 5)),
-    "niw-compiled-5",
+    *(f"niw-{k}" for k in (1, 3, 5, 50)),
+    *(f"fo-niw-{k}" for k in (1, 5, 50)),
+    *(f"niw-{name}-5" for name in ("all", "ggn", "closed-form", "batch")),
 ]
 BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said
 
 
 def protonet_of(network):
     backbone, _, _, loss = NETWORKS[network]
-    if loss is F.mse_loss:  # no classes: the cost of one forward and backward of support and query
+    if loss is not F.cross_entropy:  # no classes: the cost of one forward and backward of support and query
         model = Readout(backbone(), NETWORKS[network][1], NETWORKS[network][2]()[0][1].shape[-1])
 
         def run(support, query):
@@ -92,7 +100,7 @@ def prepare(network, method):
     if method == "protonet":
         return *protonet_of(network), 1
     loss, steps, model = NETWORKS[network][3], int(steps), readout_of(network)
-    if name.startswith("niw"):
+    if "niw" in name:
         return niw_of(network, name, steps, model, loss)
     if name == "higher":
         return model, higher_of(model, steps, loss), 1
@@ -126,43 +134,33 @@ def higher_of(model, steps, loss):
 
 
 def niw_of(network, name, steps, model, loss):
-    """`niw-readout` is the default, with the readout's second derivatives; the others are of first order."""
-    burn_in = min(2, steps - 1)
-    if name in ("niw-batch", "niw-compiled"):
+    """`niw` is the default, with the last layer's second derivatives; `fo-niw` is of first order."""
+    if name == "niw-batch":
         size = BATCH.get(network, 2)
-        niw = NIW(batch_statistics(model), lr=0.01, first_order=True, burn_in=burn_in)
-        episodes = Episodes(
-            niw, lambda net, x, y: loss(net(x), y), steps=steps, memory=2**32, compile=name == "niw-compiled"
-        )
+        niw = NIW(batch_statistics(model), lr=0.01)
+        episodes = BatchedEpisodes(niw, lambda net, x, y: loss(net(x), y), steps=steps)
 
         def run_batch(support, query):
             batch = ([t.expand(size, *t.shape).contiguous() for t in part] for part in (support, query))
             with warnings.catch_warnings():
-                warnings.filterwarnings("error", message="Episodes")  # a loop is another row
+                warnings.filterwarnings("error", message="BatchedEpisodes")  # a loop is another row
                 episodes(*batch).backward()
 
         return niw, run_batch, size
-    if name == "niw-paper":  # chains on support and query, and the objective on both
-        niw = NIW(model, lr=0.01, burn_in=burn_in, trace="none", precondition=False)
-
-        def run_paper(support, query):
-            x, y = (torch.cat(pair) for pair in zip(support, query))
-            learner = niw.clone()
-            for _ in range(steps):
-                learner.adapt(loss(learner(x), y))
-            loss(learner.as_query()(x), y).backward()
-
-        return niw, run_paper, 1
     likelihood = "gaussian" if loss is F.mse_loss else "categorical"
-    curvature = GGN(likelihood) if name == "niw-ggn" else "sgld"
-    options = {} if name == "niw-readout" else {"first_order": True, "burn_in": burn_in, "curvature": curvature}
-    niw = NIW(model, lr=0.01, **options)
+    options = {
+        "fo-niw": {"first_order": True},
+        "niw-all": {"second_order": "all"},
+        "niw-ggn": {"first_order": True, "curvature": GGN(likelihood)},
+        "niw-closed-form": {"inference": "closed_form"},
+    }
+    niw = NIW(model, lr=0.01, **options.get(name, {}))
 
     def run(support, query):
         learner = niw.clone()
         for _ in range(steps):
             learner.adapt(loss(learner(support[0]), support[1]))
-        loss(learner(query[0]), query[1]).backward()
+        loss(learner.query(query[0]), query[1]).backward()
 
     return niw, run, 1
 
@@ -184,7 +182,7 @@ def episode_of(network, method):
 def measure_time(network, method, seconds):
     """Median seconds of an episode with its optimiser step."""
     episode, size = episode_of(network, method)
-    times = timed(episode, seconds, warm=2 if method == "niw-compiled-5" else 1)
+    times = timed(episode, seconds, warm=2)
     return {"seconds": statistics.median(times) / size, "runs": len(times)}
 
 
@@ -196,3 +194,35 @@ def measure_memory(network, method, seconds):
         episode()
     peak = peak_memory()
     return {"own": peak - before, "peak": peak}
+
+
+def measure_prediction(network, seconds):
+    """Median seconds of a prediction with 10 sampled networks, at once and one after another."""
+    torch.manual_seed(0)
+    if network == "omniglot":
+        model, x = batch_statistics(l2l.vision.models.OmniglotCNN(20, hidden_size=64)), torch.randn(20, 1, 28, 28)
+    else:
+        model, x = readout_of(network), NETWORKS[network][2]()[1][0]
+    posterior = NIW(model, lr=0.01).prior()
+    times = {True: [], False: []}
+    with torch.no_grad():
+        began = time.perf_counter()
+        for vectorize in itertools.cycle(times):  # in turns
+            start = time.perf_counter()
+            posterior.predict(x, samples=10, vectorize=vectorize)
+            times[vectorize].append(time.perf_counter() - start)
+            if len(times[False]) > 4 and time.perf_counter() - began > seconds:
+                break
+    return {"vectorized": statistics.median(times[True][1:]), "loop": statistics.median(times[False][1:])}
+
+
+def measure_calls(network, seconds):
+    """Python functions called by one `adapt`, after one that came before it."""
+    support, _ = NETWORKS[network][2]()
+    learner, loss, calls = NIW(readout_of(network), lr=0.01).clone(), NETWORKS[network][3], []
+    for profile in (None, None, lambda frame, event, arg: calls.append(frame) if event == "call" else None):
+        value = loss(learner(support[0]), support[1])
+        sys.setprofile(profile)
+        learner.adapt(value)
+        sys.setprofile(None)
+    return {"calls": len(calls)}

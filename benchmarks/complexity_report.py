@@ -9,18 +9,15 @@ from processes import publish
 
 from l2l_niw.process import machine
 
-LARGER = [network for network in NETWORKS if network not in ("sine-line", "pose")]
-HELD = [network for network in NETWORKS if network != "sine-line"]  # whose memory is more than that of loaded code
-STEP = ("forward", "backward", "noise", "step and moments")
-ONCE = ("closed form and draw", "query forward", "query backward", "draw's gradient", "KL's gradient")
-DENSE = ("noise", "step and moments", "closed form and draw", "draw's gradient", "KL's gradient")
+SMALL = ("sine-line", "mlp-256")
+LARGE = ("resnet-18", "vit-small")
+HELD = [network for network in NETWORKS if network not in SMALL]  # whose memory is more than that of loaded code
 LINES = {
     "maml": ("MAML (learn2learn)", "C0"),
     "higher": ("MAML (higher)", "C1"),
     "fo-maml": ("first-order MAML", "C2"),
-    "niw-readout": ("NIW", "C3"),
-    "niw": ("NIW, first order", "C5"),
-    "niw-paper": ("NIW, chain on support and query", "C4"),
+    "niw": ("NIW", "C3"),
+    "fo-niw": ("NIW, first order", "C5"),
 }
 
 
@@ -80,41 +77,26 @@ def goals(cells):
         return {network: pair(arguments[0], network, *arguments[1:]) for network in networks}
 
     rows = [
-        ("first-order NIW / first-order MAML, 5 steps: time", 1.10, by_network(NETWORKS, "time", "niw-5", "fo-maml-5")),
-        ("the same: memory", 1.05, by_network(HELD, "memory", "niw-5", "fo-maml-5")),
-        ("first-order NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-5", "maml-5")),
-        ("the same: memory", 0.75, by_network(HELD, "memory", "niw-5", "maml-5")),
-        ("NIW / second-order MAML, 5 steps: time", 0.85, by_network(NETWORKS, "time", "niw-readout-5", "maml-5")),
-        ("the same: memory", 0.75, by_network(HELD, "memory", "niw-readout-5", "maml-5")),
-        ("first-order NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-1")),
-        ("first-order NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-50", "niw-5")),
-        ("NIW, 50 steps / 1 step: memory", 1.02, by_network(HELD, "memory", "niw-readout-50", "niw-readout-1")),
-        ("NIW, 50 steps / 5 steps: memory", 1.02, by_network(HELD, "memory", "niw-readout-50", "niw-readout-5")),
-        ("chain on support and query, 2 steps / 3 ProtoNets: time", 1.10,
-         by_network(LARGER, "time", "niw-paper-2", "protonet", 3)),
-        ("chain on support and query, 5 steps / 6 ProtoNets: time", 1.10,
-         by_network(LARGER, "time", "niw-paper-5", "protonet", 6)),
-    ]  # fmt: skip
-    sine = {
-        "loop / batch": pair("time", "sine-line", "niw-5", "niw-batch-5"),
-        "loop / compiled batch": pair("time", "sine-line", "niw-5", "niw-compiled-5"),
-    }
-    rows.append((f"NIW's loop / a batch of {BATCH['sine-line']}: time", -15.0, sine))
-    sine = {
-        "MAML / batch": pair("time", "sine-line", "maml-1", "niw-batch-5"),
-        "MAML / compiled batch": pair("time", "sine-line", "maml-1", "niw-compiled-5"),
-    }
-    rows.append(("learn2learn's 1-step MAML / NIW's batch, 5 steps: time", -10.0, sine))
+        ("NIW / MAML, 5 steps: time", 1.0, by_network(SMALL, "time", "niw-5", "maml-5")),
+        ("NIW / first-order MAML, 5 steps: time", 1.6, by_network(SMALL, "time", "niw-5", "fo-maml-5")),
+        ("the same", 1.0, by_network(["conv-4"], "time", "niw-5", "fo-maml-5")),
+        ("the same", 1.25, by_network(LARGE, "time", "niw-5", "fo-maml-5")),
+        ("the same: memory", 2.0, by_network(LARGE, "memory", "niw-5", "fo-maml-5")),
+        ("NIW / MAML, 5 steps: memory", 0.75, by_network([*LARGE, "resnet-18-15"], "memory", "niw-5", "maml-5")),
+        ("NIW, 5 steps / MAML, 1 step: memory", 1.1, by_network(["resnet-18-15"], "memory", "niw-5", "maml-1")),
+        ("NIW, 50 steps / 1 step: memory", 1.01, by_network(HELD, "memory", "niw-50", "niw-1")),
+    ]
+    sine = {"sine-line": pair("time", "sine-line", "niw-5", "niw-batch-5")}
+    rows.append((f"NIW's loop / a batch of {BATCH['sine-line']}, 5 steps: time", -10.0, sine))
+    sine = {"sine-line": pair("time", "sine-line", "maml-1", "niw-batch-5")}
+    rows.append(("learn2learn's 1-step MAML / NIW's batch, 5 steps: time", -5.0, sine))
     predict = {
-        network: statistics.median(m["loop"] / m["together"] for m in cells[f"predict/{network}"])
+        network: statistics.median(m["loop"] / m["vectorized"] for m in cells[f"predict/{network}"])
         for network in ("omniglot", "sine-line")
         if f"predict/{network}" in cells
     }
     rows.append(("10 sampled networks, a loop / at once: time", -2.0, predict))
-    seconds = {d: median(cells, f"growth/{d}", "seconds") for d in ("1e4", "1e5", "1e6", "1e7")}
-    if None not in seconds.values():
-        growth = {f"from {d}": seconds["1e7"] / seconds[d] * float(d) / 1e7 for d in ("1e4", "1e5", "1e6")}
-        rows.append(("O(d) part, to d = 1e7, / proportional", 1.3, growth))
+    rows.append(("Python functions called by `adapt`", 40.0, {"sine-line": median(cells, "calls/sine-line", "calls")}))
     lines = ["| ratio | goal | measured | |", "|---|---|---|---|"]
     for name, bound, values in rows:
         values = {k: v for k, v in values.items() if v is not None}
@@ -125,30 +107,6 @@ def goals(cells):
             shown = ", ".join(f"{k} {v:.{3 if v < 1.1 else 2}f}" for k, v in values.items())
             lines.append(f"| {name} | {goal} | {shown} | {verdict} |")
     return "\n".join(lines)
-
-
-def parts(cells):
-    """Markdown: what a 5-step episode is made of, and how much of it is O(d)."""
-    rows = [
-        f"| network | d | {' | '.join(STEP + ONCE)} | O(d) share |",
-        f"|---|---|{'---|' * len(STEP + ONCE)}---|",
-    ]
-    for network in NETWORKS:
-        if f"parts/{network}" in cells:
-            ms = {name: 1000 * median(cells, f"parts/{network}", name) for name in STEP + ONCE}
-            whole = {name: ms[name] * (5 if name in STEP else 1) for name in ms}
-            share = sum(whole[name] for name in DENSE) / sum(whole.values())
-            shown = " | ".join(f"{ms[name]:.3g}" for name in STEP + ONCE)
-            rows.append(f"| {network} | {cells[f'parts/{network}'][0]['d']} | {shown} | {100 * share:.0f}% |")
-    return "\n".join(rows)
-
-
-def growth(cells):
-    """Markdown: the O(d) part by d."""
-    found = {cell.split("/")[1]: median(cells, cell, "seconds") for cell in cells if cell.startswith("growth/")}
-    rows = ["| d | ms | ns a weight |", "|---|---|---|"]
-    rows += [f"| {d} | {1000 * s:.3g} | {1e9 * s / float(d):.1f} |" for d, s in sorted(found.items())]
-    return "\n".join(rows)
 
 
 def plot(found, path):
@@ -203,10 +161,6 @@ def report(results):
     for threads, cells in found.items():
         label = f"{threads} thread{'s' if threads > 1 else ''}"
         text += [f"## Goals, {label}", goals(cells)]
-        if any(cell.startswith("parts/") for cell in cells):
-            text += [f"## What a 5-step NIW episode is made of, {label}, in ms", parts(cells)]
-        if any(cell.startswith("growth/") for cell in cells):
-            text += [f"## All that is O(d) in a 5-step episode, {label}", growth(cells)]
         for network in NETWORKS:
             if any(cell.split("/")[1] == network for cell in cells):
                 text += [f"## {network}, {label}", table(cells, network)]
@@ -221,11 +175,10 @@ def setting():
         f"Made by `python benchmarks/complexity.py`; the last section says how it was run. {machine()}. "
         "An episode is its adaptation, its meta-gradient and an SGD step; medians over rounds, each round of a cell in "
         "a process of its own. Peak memory is the process's, without its imports, with free blocks given back at once. "
-        "Conv-4 has 32 filters; conv-4: 5 ways, 1 shot, 15 queries at 84x84; resnet-18 and vit-small: 5 queries a way, "
-        "at 84x84 and 80x80; pose: 15 shots and 15 queries at 128x128; sine-line: an MLP 40-40, 5 shots, 45 queries. "
-        "A batched row runs 32 episodes at once on sine-line and 2 on others; its time is one episode's, its memory "
-        "the batch's. ProtoNet has no meaning for regression: there its row is one forward and backward of support "
-        "and query. niw-paper takes its chain and its objective on support and query, as the paper does; the others "
-        "take the chain on the support, as MAML. niw-readout is NIW as it is by default, with the readout's second "
-        "derivatives; the other niw rows are of first order."
+        "sine-line: an MLP 40-40, 5 shots, 45 queries; mlp-256: an MLP 20-256-256-5, 5 and 75 examples; conv-4: 32 "
+        "filters, 5 ways, 1 shot, 15 queries per way at 84x84; resnet-18 and vit-small: 5 queries per way, at 84x84 "
+        "and 80x80; resnet-18-15: 15; pose: 15 shots and 15 queries at 128x128. A batched row runs 32 episodes at once "
+        "on sine-line and 2 on others; its time is per episode, its memory the batch's. ProtoNet has no meaning for "
+        "regression: there its row is one forward and backward of support and query. niw is NIW as it is by default; "
+        "fo-niw has first_order=True."
     )

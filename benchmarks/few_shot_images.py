@@ -140,7 +140,7 @@ def search_widths(column, methods, data, jobs, results):
 def score_width(folder, width, data):
     """A trained run on validation tasks, as if its prior had been of this width."""
     training = trained(folder)
-    training.method.module.widen(width / training.config.prior_std)
+    training.method.module.scale_prior_std(width / training.config.prior_std)
     torch.manual_seed(TUNING_SEED)
     tasks, title = tasksets_of(training.config, data).validation, f"{training.config.method}, width {width:g}"
     found = predictions(training.method, tasks, TUNING_TASKS, title)

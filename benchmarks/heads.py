@@ -88,7 +88,7 @@ class Training:
 
     def __init__(self, backbone, head, shape, args):
         torch.manual_seed(0)
-        self.niw, self.steps = NIW(EpisodicModel(backbone, head), lr=0.01), args.steps
+        self.niw, self.steps = NIW(EpisodicModel(backbone, head), lr=0.01, second_order="none"), args.steps
         self.opt = torch.optim.Adam(self.niw.parameters(), 1e-3)
         n, m, y = 5 * args.shots, 5 * args.queries, torch.arange(5)
         self.x, self.x_query = torch.randn(n, *shape), torch.randn(m, *shape)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 
 """
-Meta-gradients: how near those of NIW's traces come to MAML's, and what they cost.
+Meta-gradients: how near NIW's come to MAML's, by second_order, and what they cost.
 
     python benchmarks/meta_gradients.py --data ROOT
     python benchmarks/meta_gradients.py --dataset cifarfs --ways 5 --batches 0 50 --data ROOT
 
-Every trace gets the same tasks, the same weights and no noise, so that only the way back differs. The gradient of a
+Each gets the same tasks, the same weights and no noise, so that only the way back differs. The gradient of a
 batch of tasks is compared with the one that learn2learn's MAML has: the cosine of the angle between them, and the ratio
 of their lengths; first at the start of training, then after some batches of MAML's.
 """
@@ -40,13 +40,14 @@ def gradient(wrapper, tasks, steps):
 
 
 def compare(model, tasks, lr, steps):
-    """Lines of the table: trace, cosine, ratio of lengths, seconds a task."""
+    """Lines of the table: name, cosine, ratio of lengths, seconds a task."""
     exact, seconds = gradient(l2l.algorithms.MAML(model, lr=lr), tasks, steps)
     lines = [("learn2learn's MAML", 1.0, 1.0, seconds / len(tasks))]
-    for trace in ("first", "readout", "full"):
-        found, seconds = gradient(NIW(model, lr, temperature=0.0, precondition=False, trace=trace), tasks, steps)
+    for second_order in ("none", "last_layer", "all"):
+        options = {"temperature": 0.0, "learn_step_sizes": False, "second_order": second_order}
+        found, seconds = gradient(NIW(model, lr, **options), tasks, steps)
         cosine, ratio = F.cosine_similarity(found, exact, 0).item(), (found.norm() / exact.norm()).item()
-        lines.append((f"NIW, trace='{trace}'", cosine, ratio, seconds / len(tasks)))
+        lines.append((f"NIW, second_order='{second_order}'", cosine, ratio, seconds / len(tasks)))
     return lines
 
 

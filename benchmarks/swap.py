@@ -45,7 +45,7 @@ then call this script with --data {root} (or set L2L_NIW_DATA)."""
 METHODS = {
     "MAML": lambda model, lr: l2l.algorithms.MAML(model, lr=lr),
     "FO-MAML": lambda model, lr: l2l.algorithms.MAML(model, lr=lr, first_order=True),
-    "FO-NIW": lambda model, lr: NIW(model, lr=lr, first_order=True, burn_in=2),
+    "FO-NIW": lambda model, lr: NIW(model, lr=lr, first_order=True),
     "NIW": lambda model, lr: NIW(model, lr=lr),
 }
 
@@ -254,9 +254,9 @@ def report(results):
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
-        "their adapted network, NIW with the average over its posterior's draws; FO-NIW has first_order=True and "
-        "burn_in=2. Seconds are wall-clock, and runs may have shared the machine with other work; "
-        "`benchmarks/complexity.py` is what compares costs.\n\n"
+        "their adapted network, NIW with the average over its posterior's draws; FO-NIW has first_order=True, and its "
+        "runs are 0.1.0's, with burn_in=2. Seconds are wall-clock, and runs may have shared the machine with other "
+        "work; `benchmarks/complexity.py` is what compares costs.\n\n"
         f"{verdict(results)}\n\n"
         f"Budget, the same for all: {budget}.\n\n"
         f"Machine: {runs[0]['machine']}. Command: `python benchmarks/swap.py --data ROOT`.\n"

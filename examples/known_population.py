@@ -20,7 +20,7 @@ from torch import nn, optim
 from tqdm import tqdm
 
 from l2l_niw import NIW
-from l2l_niw.curvature import GGN
+from l2l_niw.inference.curvature import GGN
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
@@ -78,8 +78,9 @@ class NIWRow:
 
     def __init__(self, model):
         self.wrapper = NIW(
-            model, lr=0.02, temperature=1.0, prior_precision=1.0, curvature=GGN("gaussian", NOISE), burn_in=15,
-            auto_kl=False, trace="none", precondition=False,
+            model, lr=0.02, inference="closed_form", temperature=1.0, prior_precision=1.0,
+            curvature=GGN("gaussian", NOISE), average_iterates=True, burn_in=15, add_kl_gradient=False,
+            second_order="none", learn_step_sizes=False,
         )
 
     def backward(self, phi, y):
@@ -88,7 +89,7 @@ class NIWRow:
             learner.adapt(mean_nll(learner(phi), y))
         post = learner.posterior()
         loss = mean_nll(post.network(post.rsample())(phi), y)
-        learner.objective(loss).backward()
+        learner.objective(loss, n=len(phi)).backward()
         return loss.item()
 
     def predict(self, phi, y, phi_query):
@@ -181,7 +182,7 @@ def main(iterations=150, meta_batch=16, test_tasks=200, seed=0, out=Path("known_
         error = f"{mse:.3f} ± {interval:.3f}"
         print(f"{name:8} {error:>18} {nll:8.2f} {100 * coverage:11.0f}% {seconds.get(name, '-'):>9}")
     plot(rows, out / "predictions.png", seed + 2)
-    learned = rows["NIW"].wrapper.log_variance[0].detach().exp().sqrt().flatten()
+    learned = rows["NIW"].wrapper.hyper.log_variance[0].detach().exp().sqrt().flatten()
     print("\nhow far each weight strays between tasks: constant, cosines, sines")
     print("truth   " + " ".join(f"{s:.2f}" for s in STD))
     print("NIW     " + " ".join(f"{s:.2f}" for s in learned))

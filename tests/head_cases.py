@@ -65,7 +65,7 @@ def seeded_call(model, *args, **kwargs):
 
 
 def density(prediction):
-    """What a prediction is, as one tensor, with a row a datum."""
+    """What a prediction is, as one tensor, with a row per example."""
     if hasattr(prediction, "logits"):
         return prediction.logits
     return torch.cat([prediction.mean, prediction.variance], -1)
@@ -75,7 +75,7 @@ def wrap(method, model):
     if method == "maml":
         return l2l.algorithms.MAML(model, lr=0.01)
     options = {"curvature": "ggn"} if method == "niw-ggn" else {}
-    return NIW(model, lr=0.01, burn_in=1, **options)
+    return NIW(model, lr=0.01, average_iterates=True, burn_in=1, **options)
 
 
 def run_episode(method, model, data, steps=3):

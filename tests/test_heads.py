@@ -56,7 +56,7 @@ def test_a_posterior_averages_predictions(head, method):
     torch.manual_seed(1)
     post = learner.posterior(lambda network: network(x, y).nll(y), steps=2)
     torch.manual_seed(2)
-    mixed = post.predict(x, y, x_query, samples=2, together=False).log_prob(y_query)
+    mixed = post.predict(x, y, x_query, samples=2, vectorize=False).log_prob(y_query)
     torch.manual_seed(2)
     parts = [post.network(post.sample())(x, y, x_query).log_prob(y_query) for _ in range(2)]
     assert torch.allclose(mixed.exp(), sum(p.exp() for p in parts) / 2, atol=1e-6)
@@ -197,15 +197,21 @@ def test_unequal_shots_and_ways(head, double):
 
 @every_head
 @pytest.mark.parametrize("lead", [(), (3,)], ids=["one-episode", "three-episodes"])
-def test_niw_counts_the_data_of_a_prediction(head, lead):
-    """n is the number of data that a loss is about: neither the support's when the query speaks, nor the episodes'."""
+def test_niw_counts_the_examples_of_a_prediction(head, lead):
+    """
+    n is the number of examples that a loss is about: neither the support's when the query speaks, nor the episodes'.
+    After a step it is 2 lr T / variance; in a backward it divides the KL, from which n_0 has its gradient.
+    """
     x, y, x_query, y_query = episode(head, *lead)
-    learner = NIW(build(head), lr=0.01).clone()
+    niw = NIW(build(head), lr=0.01, temperature=1.0, kl_weight=1.0, second_order="none")
+    learner = niw.clone()
     count = 3 if lead else 1
     learner.adapt(learner(x, y).nll(y))
-    assert learner._episode.query_n == 7 * count
-    learner(x, y, x_query).nll(y_query)
-    assert learner._episode.query_n == 6 * count
+    for variance in learner.posterior().variance.values():
+        assert torch.allclose(variance, torch.tensor(2 * 0.01 / (7 * count)))
+    learner(x, y, x_query).nll(y_query).backward()
+    (expected,) = torch.autograd.grad(learner.kl() / (6 * count), niw.hyper.raw_n0)
+    assert torch.allclose(niw.hyper.raw_n0.grad, expected)
 
 
 @every_head

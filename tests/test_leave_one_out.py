@@ -1,4 +1,4 @@
-"""Supports whose data are predicted from each other, and the distribution functions of predictions."""
+"""Supports whose examples are predicted from each other, and the distribution functions of predictions."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from head_cases import FEATURES, INPUTS, episode, run_episode, targets
 from scipy import stats
 from torch import nn
 
-from l2l_niw import NIW, EpisodicModel
-from l2l_niw.episodes import Episodes
+from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.errors import ArgumentError, ModelError
 from l2l_niw.heads import ANP, BayesianRidge, LeaveOneOut, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.models import MLP
@@ -29,7 +28,7 @@ def build(name):
 
 @heads
 @pytest.mark.parametrize("lead", [(), (4,), (2, 3)])
-def test_each_datum_is_predicted_from_all_others(name, lead, double):
+def test_each_example_is_predicted_from_all_others(name, lead, double):
     model, (x, y, _, _) = build(name), episode(name, *lead)
     found = model(x, y).log_prob(y).reshape(-1, 7)
     flat_x, flat_y = x.reshape(-1, *x.shape[len(lead) :]), y.reshape(-1, *y.shape[len(lead) :])
@@ -67,10 +66,10 @@ def test_a_query_is_predicted_as_without(name, double):
     assert torch.equal(model(*data[:3]).log_prob(data[3]), bare(*data[:3]).log_prob(data[3]))
 
 
-def test_side_by_side_equals_the_loop(double):
+def test_a_batch_equals_the_loop(double):
     niw = NIW(build("ridge-regression"), lr=0.01, temperature=0.0)  # nothing is drawn
     data = episode("ridge-regression", 3)
-    episodes = Episodes(
+    episodes = BatchedEpisodes(
         niw,
         lambda network, x, y: network(x, y).nll(y),
         lambda network, *query: network(*query[:3]).nll(query[3]),

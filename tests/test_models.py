@@ -22,7 +22,7 @@ def images(n, channels=3, size=32):
 
 def three_steps(model, x, y, x_query, y_query, **options):
     """An episode as the paper's authors ran it on a ViT: 3 steps, no burn-in, 2 samples at test."""
-    niw = NIW(model, lr=1e-3, burn_in=0, **options)
+    niw = NIW(model, lr=1e-3, average_iterates=True, **options)
     learner = niw.clone()
     for _ in range(3):
         learner.adapt(learner(x, y).nll(y))

@@ -148,7 +148,7 @@ def test_a_neural_process_is_told_of_each_datum_by_the_others(double):
 
 def test_niw_s_random_decoder_leaves_the_rest_to_all_tasks(double):
     torch.manual_seed(0)
-    method, batch = NIWProcess("anp", steps=2, compile=False), tasks()
+    method, batch = NIWProcess("anp", steps=2), tasks()
     method.backward(batch)
     assert all(p.grad is not None and p.grad.isfinite().all() for group in method.groups(0.1) for p in group["params"])
     owned = [id(p) for group in method.groups(0.1) for p in group["params"]]
@@ -157,7 +157,7 @@ def test_niw_s_random_decoder_leaves_the_rest_to_all_tasks(double):
     assert method.predict(batch).mean.shape == (3, 45, 1)
 
 
-@pytest.mark.parametrize("make", [lambda: NIWMethod("ridge", compile=False), lambda: Plain("bayesian-ridge")])
+@pytest.mark.parametrize("make", [lambda: NIWMethod("ridge"), lambda: Plain("bayesian-ridge")])
 def test_a_stopped_training_ends_at_the_same_weights(make, tmp_path, monkeypatch):
     def weights(method):
         return torch.cat([p.detach().flatten() for group in method.groups(0.0) for p in group["params"]])
@@ -227,7 +227,7 @@ def test_a_method_that_is_started_again_is_as_one_that_is_new():
     def trained(*seeds):
         sine_line.BUILT.clear()
         for seed in seeds:
-            method = sine_line.build("niw-bayesian-ridge", {"outer_lr": 0.01, "lr": 0.003, "compile": False}, seed)
+            method = sine_line.build("niw-bayesian-ridge", {"outer_lr": 0.01, "lr": 0.003}, seed)
             curve, _ = train(method, 0.01, 3, seed)
         return curve
 
@@ -256,7 +256,6 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(sine_line_study, "NETWORKS", [1, 2])
     monkeypatch.setattr(sine_line_study, "VALUES", values)
     monkeypatch.setattr(sine_line_study, "BASE", {"steps": 2, "burn_in": 1, "samples": 2, "n0": None})
-    monkeypatch.setattr(sine_line_study, "NIWMethod", lambda *a, **options: NIWMethod(*a, **options, compile=False))
     arguments = ["--budget", "2", "--test-tasks", "20", "--seeds", "0", "--results", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["sine_line_study.py", *arguments])
 

@@ -16,7 +16,7 @@ from l2l_niw import calibration
 from l2l_niw.data import Tasks
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError
 from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge
-from l2l_niw.special_cases import maml
+from l2l_niw.algorithms.special_cases import maml
 from l2l_niw.vision import METHODS, Config, backbone, build, evaluate, runs, train
 from l2l_niw.vision.backbone import Backbone, start_of
 from l2l_niw.vision.methods import complete

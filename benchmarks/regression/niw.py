@@ -3,9 +3,8 @@
 import torch
 from regression.base import SPREAD, NeuralProcess, Plain, query_loss, support_loss
 
-from l2l_niw import NIW
-from l2l_niw.curvature import GGN
-from l2l_niw.episodes import Episodes
+from l2l_niw import NIW, BatchedEpisodes
+from l2l_niw.inference.curvature import GGN
 
 
 def wrap(model, steps, lr, temperature=1e-7, curvature="sgld", burn_in=None, **options):
@@ -17,8 +16,11 @@ def wrap(model, steps, lr, temperature=1e-7, curvature="sgld", burn_in=None, **o
         model,
         lr,
         allow_unused=True,  # the noise, where the support's loss has its own
+        second_order="none",
+        inference="closed_form",
         temperature=temperature,
-        burn_in=steps - 1 if burn_in is None else burn_in,
+        average_iterates=burn_in is not None,
+        burn_in=burn_in or 0,
         curvature=GGN("gaussian") if curvature == "ggn" else curvature,
         **options,
     )
@@ -28,7 +30,7 @@ def groups(niw, lr):
     """Parameter groups for an optimiser."""
     return [
         {"params": list(niw.module.parameters()), "lr": lr},
-        {"params": [*niw.log_variance, niw.raw_n0], "lr": SPREAD * lr},
+        {"params": list(niw.hyper.parameters()), "lr": SPREAD * lr},
     ]
 
 
@@ -47,11 +49,11 @@ class NIWMethod(Plain):
     * **options** - Of `NIW`.
     """
 
-    def __init__(self, head, steps=5, lr=0.003, samples=10, compile=True, **options):
+    def __init__(self, head, steps=5, lr=0.003, samples=10, **options):
         super().__init__(head)
         self.samples = samples
         self.niw = wrap(self.model, steps, lr, **options)
-        self.episodes = Episodes(self.niw, support_loss(head), query_loss, steps=steps, compile=compile)
+        self.episodes = BatchedEpisodes(self.niw, support_loss(head), query_loss, steps=steps)
 
     def groups(self, lr):
         return groups(self.niw, lr)
@@ -64,7 +66,7 @@ class NIWMethod(Plain):
     @torch.no_grad()
     def predict(self, tasks):
         posterior = self.episodes.posterior(tasks.support)
-        return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, together=True)
+        return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, vectorize=True)
 
 
 def told_loss(decoder, told, y):
@@ -81,11 +83,11 @@ class NIWProcess(NeuralProcess):
     **Arguments** - As those of `NIWMethod`.
     """
 
-    def __init__(self, head, steps=3, lr=0.01, samples=10, compile=True, **options):
+    def __init__(self, head, steps=3, lr=0.01, samples=10, **options):
         super().__init__(head)
         self.samples = samples
         self.niw = wrap(self.decoder, steps, lr, **options)
-        self.episodes = Episodes(self.niw, told_loss, steps=steps, compile=compile)
+        self.episodes = BatchedEpisodes(self.niw, told_loss, steps=steps)
 
     def groups(self, lr):
         own = {id(p) for p in self.decoder.parameters()}
@@ -98,4 +100,4 @@ class NIWProcess(NeuralProcess):
     @torch.no_grad()
     def predict(self, tasks):
         told_query, told = self.tell(tasks)
-        return self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, together=True)
+        return self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, vectorize=True)

@@ -16,7 +16,7 @@ import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-onl
 def wrap(method, model, lr, **niw_options):
     if method == "MAML":
         return l2l.algorithms.MAML(model, lr)
-    return NIW(model, lr, **niw_options) if method == "NIW" else model
+    return NIW(model, lr, second_order="none", **niw_options) if method == "NIW" else model
 
 
 def adapted(method, wrapped, task, steps):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from l2l_niw.data import get_tasksets
 from l2l_niw.models import batch_statistics
-from l2l_niw.special_cases import reptile, reptile_objective
+from l2l_niw.algorithms.special_cases import reptile, reptile_objective
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 

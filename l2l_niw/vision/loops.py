@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from l2l_niw.algorithms import NIW
+from l2l_niw.algorithms.special_cases import reptile_objective
 from l2l_niw.data import Tasks
-from l2l_niw.niw import NIW
-from l2l_niw.posterior import Posterior
-from l2l_niw.special_cases import reptile_objective
+from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.vision.backbone import Backbone
 
 
@@ -133,7 +133,7 @@ class Episodic(Method):
         prediction = learner(task.x, task.y, task.x_query, task.y_query)
         return prediction.loss(task.y_query), prediction.probs
 
-    def posterior(self, task: Tasks) -> Posterior:
+    def posterior(self, task: Tasks) -> GaussianWeights:
         """Of a task's weights, at meta-test."""
         return self.module.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=self.steps)
 

@@ -8,11 +8,11 @@ import learn2learn as l2l
 import torch
 from torch import nn
 
+from l2l_niw.algorithms import NIW
+from l2l_niw.algorithms.special_cases import reptile
 from l2l_niw.episodic import EpisodicModel
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads import LeaveOneOut, MetaQDA, NearestCentroid, Ridge
-from l2l_niw.niw import NIW
-from l2l_niw.special_cases import reptile
 from l2l_niw.vision.backbone import SHAPES, Backbone
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import ANIL, Episodic, Method, Reptile, Swap
@@ -40,9 +40,10 @@ def head(make: Callable, fixed: bool = False) -> Callable:
     return made
 
 
-def niw(model: nn.Module, config: Config) -> NIW:
+def niw(model: nn.Module, config: Config, second_order: str = "last_layer") -> NIW:
     precision = None if config.prior_std is None else config.prior_std**-2
-    return NIW(model, config.inner_lr, temperature=config.temperature, prior_precision=precision)
+    options = {"temperature": config.temperature, "prior_precision": precision, "second_order": second_order}
+    return NIW(model, config.inner_lr, **options)
 
 
 def niw_head(make: Callable) -> Callable:
@@ -52,7 +53,7 @@ def niw_head(make: Callable) -> Callable:
         body = Backbone(config)
         own = make(body.features)
         model = EpisodicModel(body, own if config.shots == 1 else LeaveOneOut(own))
-        return Episodic(niw(model, config), config.steps, config.samples)
+        return Episodic(niw(model, config, second_order="none"), config.steps, config.samples)
 
     return made
 

@@ -1,0 +1,5 @@
+from l2l_niw.algorithms.batched import BatchedEpisodes
+from l2l_niw.algorithms.learner import NIWLearner
+from l2l_niw.algorithms.niw import NIW
+
+__all__ = ["NIW", "BatchedEpisodes", "NIWLearner"]

@@ -1,0 +1,352 @@
+"""A batch of episodes in one call: B chains, B posteriors and one meta-gradient."""
+
+import warnings
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from l2l_niw.algorithms.niw import NIW
+from l2l_niw.checks import check_finite, check_number, check_used
+from l2l_niw.errors import ArgumentError, LossError, NIWError
+from l2l_niw.inference import chain as chains
+from l2l_niw.inference.chain import Chain
+from l2l_niw.inference.elbo import minimise_elbo
+from l2l_niw.inference.functional import Stateless, batch_size
+from l2l_niw.inference.gaussian import GaussianWeights
+from l2l_niw.inference.last_layer import Cut, Lift, differentiate, reaches
+from l2l_niw.inference.objective import Follow, KLGradient, Released, expected_kl, objective
+from l2l_niw.inference.posterior import draw_network, posterior
+from l2l_niw.inference.prior import Prior
+
+Data = Sequence[Tensor]
+Loss = Callable[..., Tensor]
+BATCH_NORM = "its BatchNorm writes running statistics; l2l_niw.models.batch_statistics(model) removes them."
+
+
+class Result(NamedTuple):
+    """Of B episodes: their losses, (B,), the examples of each, and the curvature strategy's scalars, (B, S)."""
+
+    losses: Tensor
+    n: int
+    scalars: Tensor
+
+
+class BatchedEpisodes:
+    """
+    **Description**
+
+    Runs a batch of episodes as the loop of `clone`, `adapt` and a query loss does, but at once: every weight has a
+    leading dimension of B episodes, `vmap` gives each its own network, and one call of each operation serves them all.
+    On small networks, where a loop spends its time between operations, that is many times faster.
+
+    Calling it gives the mean query loss. Its `backward` gives every parameter of `niw.parameters()` the
+    gradient of the mean over episodes of query loss + kl_weight * KL / n, as the loop does; with
+    `add_kl_gradient=False` the KL is part of the value too. Roles are given, so that the query may be the support
+    itself. Data of the query that require gradients, such as features of a network that all tasks share, get theirs.
+    A batch too large for the memory goes in parts, each with its own `backward`.
+
+    A model that cannot be vmapped (BatchNorm with running statistics, control flow that looks at values) runs in a
+    loop instead, and one warning says why.
+
+    **Arguments**
+
+    * **niw** (NIW) - The wrapper.
+    * **loss** (callable) - `loss(network, *support)`: the mean loss of one episode, whose network is `network(x)`.
+    * **query_loss** (callable, *optional*, default=None) - `query_loss(network, *query)`. Defaults to `loss`.
+    * **steps** (int, *optional*, default=5) - Inner steps.
+
+    **Example**
+
+    ~~~python
+    episodes = BatchedEpisodes(niw, lambda network, x, y: F.mse_loss(network(x), y), steps=5)
+    opt.zero_grad()
+    episodes((x, y), (x_query, y_query)).backward()                       # tensors (B, n, ...)
+    opt.step()
+    outputs = episodes.posterior((x, y)).predict(x_query, samples=10)     # (10, B, m, ...)
+    ~~~
+    """
+
+    def __init__(self, niw: NIW, loss: Loss, query_loss: Optional[Loss] = None, steps: int = 5):
+        check_number("steps", steps, 1, whole=True)
+        self.niw, self.loss, self.query_loss, self.steps = niw, loss, query_loss or loss, steps
+        self._looped = False  # whether the model could not be vmapped, and could run in a loop
+
+    def __call__(self, support: Data, query: Data) -> Tensor:
+        """The mean query loss of the episodes; every tensor has a leading dimension of B episodes."""
+        count_episodes(support=support, query=query)
+        return self._vectorized_or(self._mean_loss, self._looped_loss, support, query)
+
+    def posterior(
+        self, support: Data, elbo_steps: Optional[int] = None, lr: Optional[float] = None, samples: int = 1
+    ) -> GaussianWeights:
+        """
+        **Description**
+
+        The posteriors of B tasks, as one with a leading dimension. From their chains, as `learner.posterior()`; with
+        `elbo_steps`, by steps on the support's ELBO, as `learner.posterior(nll)`.
+
+        **Arguments**
+
+        * **support** (sequence) - Tensors with a leading dimension B.
+        * **elbo_steps** (int, *optional*, default=None) - The paper's M_V.
+        * **lr** (float, *optional*, default=None) - Step size on the ELBO. Defaults to the wrapper's.
+        * **samples** (int, *optional*, default=1) - Networks drawn per step on the ELBO.
+        """
+        count_episodes(support=support)
+        lr = self.niw.lr if lr is None else lr
+        if elbo_steps is not None:
+            check_number("elbo_steps", elbo_steps, 0, whole=True)
+        check_number("lr", lr, 0, strict=True)
+        check_number("samples", samples, 1, whole=True)
+        moments = self._vectorized_or(self._moments, self._looped_moments, support, elbo_steps, lr, samples)
+        return GaussianWeights(self.niw.module, self.niw._prior().names, *moments, False if self._looped else None)
+
+    def _vectorized_or(self, vectorized: Callable, looped: Callable, *args: Any) -> Any:
+        """What the first returns, or the second if this model's episodes cannot run at once."""
+        if self._looped:
+            return looped(*args)
+        try:
+            with torch.enable_grad(), unchanged_buffers(self.niw.module, on_success=False):
+                return vectorized(*args)
+        except NIWError:
+            raise
+        except RuntimeError as error:
+            found = looped(*args)  # if it was not vmap's doing, this raises it again
+            norms = any(isinstance(m, _BatchNorm) and m.training and m.track_running_stats for m in self.niw.modules())
+            reason = BATCH_NORM if norms else str(error).splitlines()[0]
+            warnings.warn(f"BatchedEpisodes run one after another instead of at once: {reason}", stacklevel=3)
+            self._looped = True
+            return found
+
+    def _mean_loss(self, support: Data, query: Data) -> Tensor:
+        niw, options, prior = self.niw, self.niw.options, self.niw._prior()
+        size, settings, scale = len(support[0]), options.settings(niw.lr), self._scale(prior)
+        chain, weights, m_bar = self._run_chains(prior, support, scale)
+        if options.inference == "closed_form":
+            weights = draw_network(chain, m_bar, prior, scale, options.curvature, settings)
+        result, _ = self._run(self.query_loss, weights, query, prior)
+        check_finite(result.losses.detach(), "the query loss")
+        loss = result.losses.mean()
+        if options.kl_weight == 0:
+            leaves = *prior.m0, *prior.log_variance, prior.raw_n0
+            return loss + KLGradient.apply(Released(), prior, 0.0, *leaves).to(loss)
+        q = posterior(chain, prior, scale, options.curvature, settings, m_bar)
+        kl = expected_kl(q, prior) / size
+        return objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, result.n)
+
+    def _scale(self, prior: Prior) -> Optional[List[Tensor]]:
+        if not self.niw.options.learn_step_sizes:
+            return None
+        with torch.no_grad():
+            return [prior.step_scale(i) for i in range(len(prior.m0))]
+
+    def _run_chains(
+        self, prior: Prior, support: Data, scale: Optional[List[Tensor]]
+    ) -> Tuple[Chain, List[Tensor], List[Tensor]]:
+        """B chains after their steps, and their last iterates and means as functions of L_0."""
+        niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
+        niw._check_frozen(niw.allow_nograd)
+        kept = self._kept(prior, support)
+        start = [m.expand(len(support[0]), *m.shape) for m in prior.m0]
+        chain, first, losses = chains.init(start), [], []
+        for _ in range(self.steps):
+            weights = self._follow(chain.theta, chain.lag, prior, start, kept) if chain.steps else chain.theta
+            result, features = self._run(self.loss, weights, support, prior)
+            first = first or features
+            if options.curvature.needs_outputs:
+                chain = chain._replace(observed=self._observe(result, weights, chain.observed))
+            total = result.losses.sum()
+            cuts = [Cut(x, y) for x, y in zip(features, first)] if chain.steps and len(kept) < len(weights) else []
+            body = {weights[i].grad_fn for i in range(len(weights)) if i not in kept}
+            stop = {weights[i].grad_fn for i in kept} | {c.features.grad_fn for c in cuts}
+            if cuts and reaches(total, body, stop):
+                cuts = []
+            gradients = differentiate(total, weights, kept, cuts)
+            if any([g is None for g in gradients]):
+                check_used(prior.names, gradients, niw.allow_unused)
+            chain = chains.step(chain._replace(theta=weights), gradients, prior, result.n, settings, kept, scale)
+            losses.append(result.losses.detach())
+        check_finite(torch.stack(losses).sum(0), "the support loss")
+        check_finite(
+            torch.stack([t.detach().reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result"
+        )
+        niw._remember(chain, prior, scale, niw.lr)
+        theta, moments = self._follow(chain.theta, chain.lag, prior, start, kept), chain.moments
+        return chain, theta, theta if moments is None else self._follow(moments.mean, moments.lag, prior, start, kept)
+
+    def _follow(
+        self,
+        theta: List[Tensor],
+        lag: Sequence[Optional[Tensor]],
+        prior: Prior,
+        start: List[Tensor],
+        kept: Sequence[int],
+    ) -> List[Tensor]:
+        """Iterates as functions of L_0, where they have no graph of their own."""
+        options = self.niw.options
+        constant = [i for i in range(len(theta)) if i not in kept]
+        moves = options.learn_step_sizes or options.inference == "langevin" and options.temperature > 0
+        pairs = [[t[i].detach() for i in constant] for t in (theta, start)]
+        iterates = (*pairs, [lag[i] for i in constant]) if moves else ()
+        log_variance = [prior.log_variance[i].expand_as(theta[i]) for i in constant]
+        values, theta = [theta[i].detach().clone() for i in constant], list(theta)
+        if constant:
+            leaves = *(start[i] for i in constant), *log_variance
+            for i, own in zip(constant, Follow.apply(values, Released(*iterates), *leaves)):
+                theta[i] = own
+        return theta
+
+    def _kept(self, prior: Prior, support: Data) -> Sequence[int]:
+        """The weights whose steps keep their graph."""
+        niw, second_order = self.niw, self.niw.options.second_order
+        if niw.first_order or second_order == "none":
+            return ()
+        if second_order == "all":
+            return range(len(prior.m0))
+        if niw._last_layer is None:  # a forward of one episode shows it
+            with torch.random.fork_rng(devices=[]), unchanged_buffers(niw.module):
+                self.loss(niw.clone(allow_nograd=True), *(t[0].detach() for t in support))
+        return [i for i, name in enumerate(prior.names) if name in niw._last_layer_parameters]
+
+    def _run(self, loss: Loss, weights: List[Tensor], data: Data, prior: Prior) -> Tuple[Result, List[Tensor]]:
+        """The losses of B networks on their own data, and what their last layers got."""
+        niw, run, counts, features = self.niw, Stateless(self.niw.module), [], []
+        needs_outputs = niw.options.curvature.needs_outputs
+
+        def one(own: Dict[str, Tensor], data: Data) -> Tuple[Tensor, Tensor]:
+            scalars = []
+
+            def network(*args, **kwargs):
+                outputs = run(own, args, kwargs)
+                counts.append(batch_size(outputs, (args, kwargs)))
+                if needs_outputs:
+                    scalars.append(torch.stack(list(niw.options.curvature.scalars(outputs))))
+                return outputs
+
+            value = loss(network, *data)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
+            return value.reshape(()), sum(scalars) if scalars else value.detach()
+
+        def note(module: nn.Module, args: tuple) -> Optional[tuple]:
+            if args and isinstance(args[0], Tensor):
+                return (Lift.apply(args[0], lambda x: features.append(x) or x), *args[1:])
+            return None
+
+        watched = niw.options.second_order == "last_layer" and not niw.first_order and niw._last_layer_parameters
+        watched = watched and not niw._last_layer_tied
+        handle = niw.module.get_submodule(niw._last_layer).register_forward_pre_hook(note) if watched else None
+        try:
+            losses, scalars = vmap(one, randomness="different")(dict(zip(prior.names, weights)), tuple(data))
+        finally:
+            if handle is not None:
+                handle.remove()
+        if not counts or not losses.requires_grad:
+            raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")
+        if any([n is None for n in counts]):
+            niw._warn("a forward has no batch dimension, so it counts as one example.")
+        return Result(losses, sum(n or 1 for n in counts), scalars), [x for x in features if x.requires_grad]
+
+    def _observe(self, result: Result, weights: List[Tensor], before: Optional[List[Tensor]]) -> List[Tensor]:
+        """What the curvature strategy sees of all episodes, added to what it saw before."""
+        observed = before or [torch.zeros_like(w) for w in weights]
+        for scalar in result.scalars.unbind(-1):
+            found = differentiate(scalar.sum(), weights)
+            observed = [o if g is None else o + g.detach().square() for o, g in zip(observed, found)]
+        return observed
+
+    def _moments(
+        self, support: Data, elbo_steps: Optional[int], lr: float, samples: int
+    ) -> Tuple[List[Tensor], List[Tensor]]:
+        """Means and variances, (B, ...)."""
+        niw, options, prior = self.niw, self.niw.options, self.niw._prior()
+        if elbo_steps is not None:
+            return self._elbo(prior, support, elbo_steps, lr, samples)
+        scale = self._scale(prior)
+        chain, _, mean = self._run_chains(prior, support, scale)
+        mean = mean if options.inference == "langevin" else None  # as a learner's, the chain's moments are constants
+        return posterior(chain, prior, scale, options.curvature, options.settings(niw.lr), mean)
+
+    @torch.no_grad()
+    def _elbo(
+        self, prior: Prior, support: Data, steps: int, lr: float, samples: int
+    ) -> Tuple[List[Tensor], List[Tensor]]:
+        def gradients(weights: List[Tensor]) -> Tuple[List[Tensor], int]:
+            with torch.enable_grad():
+                leaves = [w.requires_grad_() for w in weights]
+                result, _ = self._run(self.loss, leaves, support, prior)
+                total = result.losses.sum()
+            check_finite(result.losses.detach(), "the support loss")
+            found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            return list(found), result.n
+
+        mean, variance = ([t.expand(len(support[0]), *t.shape) for t in part] for part in prior.mode())
+        if self.niw.options.temperature == 0:
+            variance = [torch.zeros_like(v) for v in variance]
+        return minimise_elbo(gradients, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
+
+    def _looped_loss(self, support: Data, query: Data) -> Tensor:
+        """The same, one episode after another."""
+        options, total, size = self.niw.options, [], len(support[0])
+        for i in range(size):
+            with torch.enable_grad():
+                learner = self._looped_chain([t[i] for t in support])
+                if options.kl_weight:
+                    learner.__dict__["_carrier"] = torch.zeros(())  # its KL would not be divided by B
+                loss = self.query_loss(learner.query, *(t[i] for t in query))
+                check_finite(loss.detach(), "the query loss")
+                if options.kl_weight:
+                    kl, n = learner._kl_of_query(), sum(tag.n for tag in learner._forwards)
+                    loss = objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, n)
+                total.append(loss / size)
+        return torch.stack(total).sum()
+
+    def _looped_chain(self, support: Data) -> Any:
+        learner = self.niw.clone()
+        for _ in range(self.steps):
+            learner.adapt(self.loss(learner, *support))
+        return learner
+
+    def _looped_moments(self, support: Data, elbo_steps: Optional[int], lr: float, samples: int) -> tuple:
+        found = []
+        for i in range(len(support[0])):
+            data = [t[i] for t in support]
+            if elbo_steps is None:
+                with torch.enable_grad():
+                    found.append(self._looped_chain(data).posterior())
+            else:
+                nll = lambda network, data=data: self.loss(network, *data)  # noqa: E731
+                found.append(self.niw.clone().posterior(nll, elbo_steps, lr, samples))
+        columns = [[list(getattr(post, part).values()) for post in found] for part in ("mean", "variance")]
+        return tuple([torch.stack(own) for own in zip(*column)] for column in columns)
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module, on_success: bool = True) -> Iterator[None]:
+    """Gives a module's buffers, such as running statistics, their values back: always, or only after an error."""
+    before = [(b, b.clone()) for b in module.buffers()]
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if failed or on_success:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+
+
+def count_episodes(**data: Data) -> int:
+    """B, the leading dimension of all tensors."""
+    sizes = {}
+    for name, tensors in data.items():
+        if isinstance(tensors, Tensor) or not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
+            raise ArgumentError(f"{name} must be a tuple of tensors with a leading dimension of episodes, as (x, y).")
+        sizes.update({f"{name}[{i}]": len(t) for i, t in enumerate(tensors)})
+    if len(set(sizes.values())) > 1 or 0 in sizes.values():
+        raise ArgumentError(f"all tensors must have the same number of episodes, one at least; got {sizes}.")
+    return next(iter(sizes.values()))

@@ -1,0 +1,453 @@
+"""The wrapper: a model whose weights are random variables, with learn2learn's API."""
+
+import math
+import warnings
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from learn2learn.algorithms.base_learner import BaseLearner
+from torch import Tensor, nn
+
+from l2l_niw.algorithms.learner import NIWLearner
+from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
+from l2l_niw.checks import check_number
+from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
+from l2l_niw.inference.chain import Chain, constant, noise_variance
+from l2l_niw.inference.closed_form import adapted_share
+from l2l_niw.inference.curvature import Curvature
+from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences
+from l2l_niw.inference.gaussian import GaussianWeights
+from l2l_niw.inference.posterior import chain_precision
+from l2l_niw.inference.prior import Prior
+from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
+
+
+class Hyperparameters(nn.Module):
+    """
+    **Description**
+
+    What q(phi) has beside m_0: `log_variance`, log(V_0 / n_0), one tensor per parameter of the model, and `raw_n0`,
+    behind n_0.
+
+    **Arguments**
+
+    * **parameters** (list) - The model's.
+    * **log_variance** (float) - log(V_0 / n_0) at the start.
+    * **raw_n0** (float) - The unconstrained scalar behind n_0.
+    * **wishart** (str) - The reading of the Inverse-Wishart.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], log_variance: float, raw_n0: float, wishart: str):
+        super().__init__()
+        self.log_variance = nn.ParameterList(
+            nn.Parameter(
+                torch.full_like(p, log_variance, dtype=torch.promote_types(p.dtype, torch.float32)),
+                requires_grad=p.requires_grad,
+            )
+            for p in parameters
+        )
+        dtype, device = self.log_variance[0].dtype, parameters[0].device
+        self.raw_n0 = nn.Parameter(torch.tensor(raw_n0, dtype=dtype, device=device))
+        self.register_buffer("initial_log_variance", torch.tensor(log_variance, dtype=dtype, device=device))
+        self.register_buffer("full_wishart", torch.tensor(wishart == "full", device=device))
+
+
+class NIW(NIWLearner):
+    """
+    **Description**
+
+    NIW-Meta with the API of `learn2learn.algorithms.MAML`: every task's weights are drawn from a
+    learned Normal-Inverse-Wishart posterior, and each episode is solved from a short Langevin chain.
+
+    `niw.module` is the model itself, and its parameters are m_0. Beside them `niw.hyper` holds `log_variance`,
+    log(V_0 / n_0), one tensor per parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop
+    (`clone`, `adapt`, query loss, `backward`) every parameter of `niw.parameters()` receives its
+    gradient of mean query loss + kl_weight * KL / n.
+
+    **Arguments**
+
+    * **model** (Module) - Module to be wrapped.
+    * **lr** (float) - Step size of the chain: MAML's fast adaptation learning rate.
+    * **first_order** (bool, *optional*, default=False) - Whether to use the first-order approximation:
+        second_order='none'.
+    * **allow_unused** (bool, *optional*, default=None) - Whether to allow parameters that the loss does
+        not depend on. Defaults to `allow_nograd`.
+    * **allow_nograd** (bool, *optional*, default=False) - Whether to allow adaptation with parameters
+        that have `requires_grad = False`; they stay as they are.
+    * **inference** (str, *optional*, default='langevin') - 'langevin': the prior is in the chain, which then samples
+        the posterior q_i itself, and every forward runs at the chain's state. 'closed_form', the paper's: the chain
+        samples the likelihood, Eq. 13 adds the prior, and a query runs a network drawn from q_i.
+    * **second_order** (str, *optional*, default='last_layer') - For which weights inner steps keep their graph:
+        'none', first-order MAML's meta-gradient; 'last_layer', how the last linear layer's steps depend on the
+        support's features and on each other, as in ANIL, at next to no cost; 'all', as in MAML, at MAML's cost. A
+        model whose last module with parameters is no linear layer has 'none' instead, and a warning says so. The paper
+        takes the chain's moments as constants: so do `learner.posterior()` and `learner.kl()`.
+    * **average_iterates** (bool, *optional*, default=False) - Whether the chain's moments are those of all iterates
+        after the burn-in, as in the paper, or of the last one alone: a few cold steps are still on their way, and
+        the mean of several lags behind.
+    * **burn_in** (int, *optional*, default=0) - Iterates left out of the moments. The paper has 2, of 5 steps.
+    * **temperature** (float, *optional*, default=1e-4) - The chain samples exp(-l_i / T), and the episode
+        minimises E[l_i] + T KL. A wide posterior costs accuracy while a network is being learned:
+        on Omniglot T = 1e-3 cost a point, 1e-5 none. Raise it for wide predictive bands; 0 makes
+        NIW a point estimate, MAML if step sizes are not learned and second_order='all'.
+    * **prior_precision** (float, *optional*, default=None) - P_0 = n_0 / V_0 at the start. Defaults to
+        0.01 / (2 lr T), a hundredth of what the chain's own noise would have with one example: tasks
+        start free to adapt, whatever lr and T, and P_0 learns where they need not.
+    * **n0** (float, *optional*, default=None) - n_0 at the start: above 0 for 'factorised' (default 1,
+        the authors' value), above d - 1 for 'full' (default d + 1).
+    * **precision_bounds** (tuple, *optional*, default=(1e-4, inf)) - Floor and ceiling of the chain's precision. The
+        floor is the authors'; the chain's own noise bounds it from above, so no ceiling is needed.
+        `diagnostics()` reports how much of it is clamped.
+    * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'sgld', the variance
+        of the chain's iterates, as in the paper and at no cost; 'ggn', a Gauss-Newton estimate from one sampled
+        label per step, one more backward, for logits (`curvature.GGN` takes other likelihoods).
+    * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
+        Inverse-Wisharts, as the authors' code has it and as a diagonal V_0 suggests, or 'full', one
+        over all d weights, as printed.
+    * **kl_weight** (float, *optional*, default=None) - Weight of the KL in the episode's objective.
+        Defaults to the temperature, for which q_i is the objective's own minimiser.
+    * **add_kl_gradient** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
+        is back-propagated, so that a loop need not know of it. If False, write
+        `learner.objective(loss).backward()`.
+    * **learn_step_sizes** (bool, *optional*, default=True) - Whether a weight's steps are scaled by
+        its V_0 / n_0, relative to the start, so that weights which differ more between tasks move
+        further. The chain's law is the same; the steps' sizes are learned, as in Meta-SGD.
+
+    **References**
+
+    1. Kim and Hospedales. 2023. "A Hierarchical Bayesian Model for Deep Few-Shot Meta Learning."
+
+    **Example**
+
+    ~~~python
+    niw = NIW(nn.Linear(20, 10), lr=0.01)
+    learner = niw.clone()
+    error = loss(learner(X), y)
+    learner.adapt(error)
+    error = loss(learner.query(X), y)
+    error.backward()
+    probabilities = learner.posterior().predict(X, samples=10).softmax(-1).mean(0)
+    ~~~
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        first_order: bool = False,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: bool = False,
+        *,
+        inference: str = "langevin",
+        second_order: str = "last_layer",
+        average_iterates: bool = False,
+        burn_in: int = 0,
+        temperature: float = 1e-4,
+        prior_precision: Optional[float] = None,
+        n0: Optional[float] = None,
+        precision_bounds: Tuple[float, float] = (1e-4, math.inf),
+        curvature: Union[str, Curvature] = "sgld",
+        wishart: str = "factorised",
+        kl_weight: Optional[float] = None,
+        add_kl_gradient: bool = True,
+        learn_step_sizes: bool = True,
+    ):
+        check_model(model)
+        check_number("lr", lr, 0, strict=True)
+        BaseLearner.__init__(self, model)
+        self.lr = lr
+        self.first_order = first_order
+        self.allow_nograd = allow_nograd
+        self.allow_unused = allow_nograd if allow_unused is None else allow_unused
+        self.options = Options(
+            inference=inference,
+            second_order=second_order,
+            average_iterates=average_iterates,
+            burn_in=burn_in,
+            temperature=temperature,
+            precision_bounds=precision_bounds,
+            curvature=curvature,
+            wishart=wishart,
+            kl_weight=kl_weight,
+            add_kl_gradient=add_kl_gradient,
+            learn_step_sizes=learn_step_sizes,
+        )
+        parameters = list(model.parameters())
+        d = sum(p.numel() for p in parameters if p.requires_grad)
+        n0 = initial_degrees(wishart, d) if n0 is None else n0
+        low = lower_bound(wishart, d)
+        check_number(f"n0, for wishart='{wishart}' and d = {d},", n0, low, strict=True, high=LARGEST)
+        check_number("n0", n0 - low, 1e-6, high=LARGEST)
+        if prior_precision is None:
+            prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
+        check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
+        self.hyper = Hyperparameters(parameters, -math.log(prior_precision), to_raw(n0, wishart, d), wishart)
+        self._names = [name for name, _ in model.named_parameters()]
+        self._shapes = [p.shape for p in parameters]
+        self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
+        self._last_layer_parameters: List[str] = []
+        self._last_layer_tied = False
+        self._frozen: Optional[str] = None
+        self._warned: List[str] = []
+        self._newest: Optional[tuple] = None
+        self._n: Optional[int] = None  # of the last forward of the wrapper itself
+        self._trained = self._written()  # how often m_0 and V_0 had been written to
+        average_over_ranks(model, self.hyper)
+
+    @property
+    def niw(self) -> "NIW":
+        return self
+
+    def _run(self, call, query: bool, *args, **kwargs):
+        """The wrapper runs the model itself, until it is adapted."""
+        if "_chain" in self.__dict__:
+            return super()._run(call, query, *args, **kwargs)
+        outputs = call(*args, **kwargs)
+        self.__dict__["_n"] = batch_size(outputs, (args, kwargs))
+        return outputs
+
+    def adapt(self, loss: Tensor, *args, n: Optional[int] = None, **kwargs) -> None:
+        """
+        **Description**
+
+        As a learner's `adapt`. As with MAML, the wrapper's own weights are replaced: for loops that adapt a deep copy
+        of it. A clone leaves it as it is.
+        """
+        if "_chain" not in self.__dict__:
+            replica = Replica(self.module, self._prior().names, copy=False)
+            self._begin(self._prior(), replica, replica.get())
+            n = n or self._n
+        super().adapt(loss, *args, n=n, **kwargs)
+
+    def clone(
+        self,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+    ) -> NIWLearner:
+        """
+        **Description**
+
+        Returns a learner for one task, whose weights are `torch.clone`d from the model's: before any
+        `adapt` it computes what the model computes, and passes gradients to it. As with MAML, buffers
+        such as BatchNorm's running statistics are shared with the model.
+
+        **Arguments**
+
+        * **first_order** (bool, *optional*, default=None) - Defaults to self.first_order.
+        * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
+        * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
+        """
+        self.__dict__["_newest"] = None
+        prior = self._prior()
+        self._check_trained((prior.m0[0]._version, prior.log_variance[0]._version), prior.log_variance[0].grad)
+        return NIWLearner(
+            self,
+            prior,
+            Replica(self.module, prior.names),
+            first_order=self.first_order if first_order is None else first_order,
+            allow_unused=self.allow_unused if allow_unused is None else allow_unused,
+            allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
+        )
+
+    def prior(self) -> GaussianWeights:
+        """
+        **Description**
+
+        The mode phi* of q(phi) (Eq. 17), N(m_0, V_0 / (n_0 + d + 2)), from which meta-test inference
+        starts: `prior().mean` and `prior().variance` are dicts by parameter name.
+        """
+        prior = self._prior()
+        return GaussianWeights(self.module, prior.names, *prior.mode())
+
+    @torch.no_grad()
+    def scale_prior_std(self, factor: float) -> None:
+        """
+        **Description**
+
+        Multiplies the standard deviation by which weights differ between tasks, and with it the spread of the
+        networks that meta-test inference draws; inner steps keep their sizes. It can be fitted to
+        validation tasks as a temperature can, where predictions are over- or underconfident.
+
+        **Arguments**
+
+        * **factor** (float) - Above 0.
+
+        **Example**
+
+        ~~~python
+        niw.scale_prior_std(0.5)
+        post = niw.clone().posterior(lambda network: loss(network(x), y), steps=3)
+        ~~~
+        """
+        check_number("factor", factor, 0, strict=True)
+        for log_variance in (*self.hyper.log_variance, self.hyper.initial_log_variance):
+            log_variance.add_(2.0 * math.log(factor))
+
+    def _prior(self) -> Prior:
+        """L_0 for the parameters that are trainable now."""
+        named = list(self.module.named_parameters())
+        self._check_same(self.module, named)
+        log_variance = list(self.hyper.log_variance._parameters.values())
+        for (_, p), v in zip(named, log_variance):
+            if v.requires_grad != p.requires_grad:
+                v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
+        random = [i for i, (_, p) in enumerate(named) if p.requires_grad]
+        self.__dict__["_frozen"] = next((name for name, p in named if not p.requires_grad), None)
+        raw = self.hyper.raw_n0
+        if raw.device.type == "cpu" and not -14.0 < raw.item() < 42.0:
+            raise ArgumentError(
+                f"raw_n0 has come to {raw.item()}, where n_0 leaves its domain. Lower its learning rate, or load an "
+                "earlier state dict."
+            )
+        return Prior(
+            [named[i][0] for i in random],
+            [named[i][1] for i in random],
+            [log_variance[i] for i in random],
+            raw,
+            self.hyper.initial_log_variance.item(),
+            self.options.wishart,
+        )
+
+    def _check_same(self, module: nn.Module, named: Optional[list] = None) -> None:
+        """Whether a module's parameters are those that V_0 was made for."""
+        named = list(module.named_parameters()) if named is None else named
+        if [name for name, _ in named] == self._names and [p.shape for _, p in named] == self._shapes:
+            return
+        own, given = dict(zip(self._names, self._shapes)), dict(named)
+        differs = [name for name, p in named if own.get(name) != p.shape] + [name for name in own if name not in given]
+        raise ModelError(
+            f"parameter '{differs[0] if differs else named[0][0]}' is not as it was when NIW was built, so V_0 does "
+            "not cover it. Change the model first, then wrap it."
+        )
+
+    def _check_frozen(self, allow_nograd: bool) -> None:
+        if self._frozen and not allow_nograd:
+            raise ArgumentError(
+                f"adapt: parameter '{self._frozen}' has requires_grad=False. Pass allow_nograd=True to NIW or to adapt "
+                "to keep frozen parameters as they are."
+            )
+
+    def _set_last_layer(self, replica: nn.Module, last: Optional[nn.Module]) -> None:
+        """Takes note of which module a forward called last, if it is a layer whose steps can keep their graph."""
+        name = next((name for name, module in replica.named_modules() if module is last), "")
+        layer = None if last is None else self.module.get_submodule(name)
+        own = {id(p) for p in layer.parameters() if p.requires_grad} if isinstance(layer, nn.Linear) else set()
+        names = [key for key, p in self.module.named_parameters() if id(p) in own]
+        places = [id(p) for module in self.module.modules() for p in module._parameters.values()]
+        tied = any(places.count(p) > 1 for p in own)  # what stands behind the features too cannot be cut off there
+        self.__dict__.update(_last_layer=name, _last_layer_parameters=names, _last_layer_tied=tied)
+        if not names:
+            kind = "nothing" if last is None else f"{type(last).__name__} '{name}'"
+            self._warn(
+                "second_order='last_layer' needs a model that ends in a linear layer that is adapted, and what has "
+                f"parameters and is called last here is {kind}. Steps keep no graph, as with first_order=True; "
+                "second_order='all' keeps that of all weights."
+            )
+
+    def _warn(self, text: str) -> None:
+        """Each warning once per wrapper."""
+        if text not in self._warned:
+            self._warned.append(text)
+            warnings.warn(f"NIW: {text}", stacklevel=3)
+
+    def _written(self) -> Tuple[int, int]:
+        """How often m_0 and V_0 have been written to."""
+        i = next(i for i, p in enumerate(self.module.parameters()) if p.requires_grad)
+        return list(self.module.parameters())[i]._version, self.hyper.log_variance[i]._version
+
+    def _check_trained(self, written: Tuple[int, int], gradient: Optional[Tensor]) -> None:
+        """Warns where an optimiser trains the model's parameters, and leaves V_0 out."""
+        if gradient is not None and written[1] == self._trained[1] and written[0] >= self._trained[0] + 3:
+            self._warn(
+                "the model's parameters are trained, but V_0 (log_variance) and n_0 are not. Give the optimiser "
+                "niw.parameters() instead of the model's."
+            )
+
+    def _remember(self, chain: Chain, prior: Prior, scale: Optional[List[Tensor]], lr: float) -> None:
+        """Keeps the newest chain for `diagnostics` until the next learner is cloned."""
+        self.__dict__["_newest"] = constant(chain), prior, scale, lr
+
+    @torch.no_grad()
+    def diagnostics(self) -> Dict[str, Any]:
+        """
+        **Description**
+
+        How far the newest episode adapted each layer, until the next is cloned: the clamped fraction of the chain's
+        precision, n_0, the last layer if its steps keep their graph, and by parameter the medians of P_0 and of the
+        chain's precision A and the mean share A / (A + P_0) that the data have in the posterior's precision: 0 where it
+        is the prior. A chain whose precision is mostly clamped says nothing.
+        """
+        if self._newest is None:
+            raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
+        chain, prior, scale, lr = self._newest
+        settings, curvature, layers, clamped = self.options.settings(lr), self.options.curvature, {}, []
+        for i, (name, log_variance) in enumerate(zip(prior.names, prior.log_variance)):
+            a, raw = chain_precision(chain, i, scale, curvature, settings)
+            p0 = torch.exp(-log_variance)
+            if settings.prior_in_chain and curvature.noisy:  # a is the posterior's
+                share = (1.0 - p0 / a).clamp(min=0.0)
+            else:
+                share = adapted_share(a, log_variance)
+            clamped.append((raw != a).flatten().to(a.dtype))
+            layers[name] = {
+                "prior_precision": p0.median().item(),
+                "chain_precision": a.median().item(),
+                "share": share.mean().item(),
+                "clamped": clamped[-1].mean().item(),
+            }
+        second_order = "none" if self.first_order else self.options.second_order
+        if second_order == "last_layer":
+            second_order = f"last_layer: {self._last_layer}" if self._last_layer_parameters else "none"
+        return {
+            "clamped": torch.cat(clamped).mean().item(),
+            "n0": prior.n0.item(),
+            "second_order": second_order,
+            "layers": layers,
+        }
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**super().__getstate__(), "_newest": None}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
+        """
+        **Description**
+
+        As `torch.nn.Module.load_state_dict`, but a state dict of another model, or of the other reading
+        of the Wishart, raises before anything is loaded and says what differs.
+        """
+        own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
+        given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}
+        differences = key_differences(own, given, strict)
+        if bool(given.get("hyper.full_wishart", own["hyper.full_wishart"])) != (self.options.wishart == "full"):
+            differences.append(f"the state dict is of another wishart than '{self.options.wishart}'")
+        differences += [
+            f"'{k}' is not finite"
+            for k in given
+            if k.startswith(("hyper.log_variance", "hyper.raw_n0")) and not torch.isfinite(given[k]).all()
+        ]
+        if differences:
+            more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+            raise CheckpointError(
+                f"load_state_dict: this is not a state dict of this NIW: {'; '.join(differences[:5])}{more}. "
+                "A plain model's weights go to niw.module.load_state_dict, a MAML's in with strict=False."
+            )
+        self._newest = None
+        found = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self._trained = self._written()
+        return found
+
+
+def average_over_ranks(model: nn.Module, hyper: Hyperparameters) -> None:
+    """With a DistributedDataParallel inside, V_0's and n_0's gradients are averaged as the model's are."""
+    if not any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        return
+
+    def average(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        torch.distributed.all_reduce(gradient)
+        return gradient / torch.distributed.get_world_size()
+
+    for p in hyper.parameters():
+        if p.requires_grad:
+            p.register_hook(average)

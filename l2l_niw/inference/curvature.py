@@ -1,0 +1,135 @@
+"""Where A, the curvature of an episode's loss, comes from: strategies chosen by name."""
+
+import math
+from itertools import product
+from typing import Iterator, List, Optional, Sequence, Union
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import functional as F
+
+from l2l_niw.errors import ArgumentError, ChainError
+from l2l_niw.inference.chain import Chain, iterate_variance, mean_of
+
+LIKELIHOODS = ("categorical", "gaussian")
+
+
+class SGLD:
+    """
+    **Description**
+
+    The paper's estimate: the precision of the chain's kept iterates. The chain is noisy, since its iterates' variance
+    is all that speaks of curvature, and a chain at temperature T yields that of l_i / T.
+    """
+
+    noisy = True
+    needs_outputs = False
+
+    def precision(self, chain: Chain, i: int, scale: Optional[Sequence[Tensor]], temperature: float) -> Tensor:
+        """The precision of one weight's iterates; infinite at T = 0, where exp(-l_i / T) is a spike."""
+        if temperature == 0:
+            return torch.full_like(chain.theta[i], math.inf)
+        return iterate_variance(chain, i, scale).reciprocal()
+
+    def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
+        """The chain's own deviation from its mean stands for the posterior's."""
+        return chain.theta[i] - mean_of(chain)[i]
+
+
+class GGN:
+    """
+    **Description**
+
+    The diagonal of the Gauss-Newton matrix of l_i / T, which for these likelihoods is the Fisher
+    information. Labels are sampled from the network's own outputs and their summed negative
+    log-likelihood is back-propagated through the graph of the last forward: the squared gradient has
+    the diagonal as its expectation, since the scores of n examples are independent with mean zero.
+    It is averaged over the chain's steps. The chain runs without noise.
+
+    **Arguments**
+
+    * **likelihood** (str, *optional*, default='categorical') - What a tensor of outputs parametrises:
+        'categorical', logits on the last dimension, or 'gaussian', means. A model that returns a
+        distribution says it itself.
+    * **noise** (float, *optional*, default=1.0) - The Gaussian's standard deviation.
+    * **samples** (int, *optional*, default=1) - Labels sampled per step, one backward each. None
+        sums over all outputs instead and gives the exact diagonal, at one backward per output.
+    """
+
+    noisy = False
+    needs_outputs = True
+
+    def __init__(self, likelihood: str = "categorical", noise: float = 1.0, samples: Optional[int] = 1):
+        if likelihood not in LIKELIHOODS:
+            raise ArgumentError(f"likelihood must be one of {LIKELIHOODS}, got {likelihood!r}.")
+        if not noise > 0:
+            raise ArgumentError(f"noise must be positive, got {noise}.")
+        if samples is not None and (samples < 1 or samples != int(samples)):
+            raise ArgumentError(f"samples must be a whole number, or None for the exact diagonal, got {samples}.")
+        self.likelihood, self.noise, self.samples = likelihood, noise, samples
+
+    def scalars(self, outputs: Union[Tensor, Distribution]) -> Iterator[Tensor]:
+        """Functions of the outputs whose squared gradients, summed, are the diagonal."""
+        if isinstance(outputs, Distribution):  # it knows its own likelihood
+            if self.samples is None:
+                raise ArgumentError("curvature: GGN(samples=None) needs a model that returns a tensor.")
+            for _ in range(self.samples):
+                yield -outputs.log_prob(outputs.sample()).sum() / self.samples**0.5
+            return
+        if not isinstance(outputs, Tensor):
+            kind = type(outputs).__name__
+            raise ChainError(f"curvature='ggn' needs a model that returns a tensor or a distribution, got {kind}.")
+        if self.likelihood == "categorical" and outputs.shape[-1] < 2:
+            raise ArgumentError(
+                f"curvature: outputs of shape {tuple(outputs.shape)} are no logits of a categorical likelihood. For "
+                "regression give curvature=GGN('gaussian', noise=...)."
+            )
+        for score in self._sampled(outputs) if self.samples else self._square_root(outputs):
+            yield (score * outputs).sum()
+
+    def _sampled(self, outputs: Tensor) -> Iterator[Tensor]:
+        """d(-log p(label | outputs)) / d(outputs) for sampled labels, divided by the root of their number."""
+        for _ in range(self.samples or 0):
+            if self.likelihood == "gaussian":
+                score = torch.randn_like(outputs) / self.noise
+            else:
+                p = outputs.detach().softmax(-1)
+                labels = torch.distributions.Categorical(probs=p, validate_args=False).sample()
+                score = p - F.one_hot(labels, p.shape[-1]).to(p.dtype)
+            yield score / (self.samples or 1) ** 0.5
+
+    def _square_root(self, outputs: Tensor) -> Iterator[Tensor]:
+        """Columns of a square root of the Hessian in the outputs, one example and one output each."""
+        width = outputs.shape[-1]
+        p = outputs.detach().softmax(-1).reshape(-1, width)
+        for row, k in product(range(len(p)), range(width)):
+            here = torch.zeros(len(p), 1, dtype=p.dtype, device=p.device)
+            here[row] = 1.0
+            onehot = F.one_hot(torch.tensor(k, device=p.device), width).to(p)
+            gaussian = self.likelihood == "gaussian"
+            score = onehot / self.noise if gaussian else p[row, k].sqrt() * (onehot - p[row])
+            yield (here * score).view_as(outputs)
+
+    def precision(self, chain: Chain, i: int, scale: Optional[Sequence[Tensor]], temperature: float) -> Tensor:
+        observed: List[Tensor] = chain.observed or []
+        return observed[i] / (chain.steps * temperature)
+
+    def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
+        """The chain has no noise, so the posterior's draw takes its own."""
+        return torch.randn_like(a) / a.sqrt()
+
+
+Curvature = Union[SGLD, GGN]
+STRATEGIES = {"sgld": SGLD, "ggn": GGN}
+
+
+def make_curvature(curvature: Union[str, Curvature]) -> Curvature:
+    """A strategy from its name, or the strategy itself."""
+    if isinstance(curvature, str):
+        if curvature not in STRATEGIES:
+            raise ArgumentError(f"curvature must be one of {tuple(STRATEGIES)} or a strategy, got {curvature!r}.")
+        return STRATEGIES[curvature]()
+    if not isinstance(curvature, tuple(STRATEGIES.values())):
+        raise ArgumentError(f"curvature must be a name or a strategy such as GGN(), got {curvature!r}.")
+    return curvature

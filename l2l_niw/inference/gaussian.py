@@ -1,0 +1,208 @@
+"""A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
+
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.modules.conv import _ConvNd
+
+from l2l_niw.checks import check_finite, check_loss, check_number
+from l2l_niw.errors import ArgumentError, LossError, NIWError
+from l2l_niw.inference.functional import Stateless, batch_size
+from l2l_niw.predictions import Prediction
+
+Outputs = Union[Tensor, Prediction]
+Weights = Dict[str, Tensor]
+
+
+class GaussianWeights:
+    """
+    **Description**
+
+    N(mean, diag(variance)) over the random weights of one task, or of B tasks with a leading dimension in
+    everything. Frozen parameters and buffers stay the model's; `predict` works on copies of the
+    buffers, so that it never writes to the model.
+
+    **Arguments**
+
+    * **module** (Module) - The network whose weights these are.
+    * **names** (list) - The names of its random weights.
+    * **mean** (list) - Their means, one tensor per weight, or of B tasks, (B, ...).
+    * **variance** (list) - Their variances, of the same shapes.
+    * **vectorize** (bool, *optional*, default=None) - What `predict` takes, where it is known beforehand.
+
+    **Example**
+
+    ~~~python
+    post = learner.posterior()
+    probabilities = post.predict(x, samples=10).softmax(-1).mean(0)
+    ~~~
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        mean: Sequence[Tensor],
+        variance: Sequence[Tensor],
+        vectorize: Optional[bool] = None,
+    ):
+        self._module, self._vectorize = module, vectorize
+        self.mean: Weights = dict(zip(names, mean))
+        self.variance: Weights = dict(zip(names, variance))
+
+    def rsample(self) -> Weights:
+        """One network's weights, reparametrised: gradients reach whatever the Gaussian depends on."""
+        return {name: self._draw(name) for name in self.mean}
+
+    def _draw(self, name: str) -> Tensor:
+        mean, variance = self.mean[name], self.variance[name]
+        return torch.addcmul(mean.to(variance.dtype), variance.sqrt(), torch.randn_like(variance)).to(mean.dtype)
+
+    @torch.no_grad()
+    def sample(self) -> Weights:
+        """One network's weights, without a graph."""
+        return self.rsample()
+
+    def network(self, weights: Weights) -> Callable:
+        """The model as a function of its inputs, with these weights."""
+        run, buffers = Stateless(self._module), {name: b.clone() for name, b in self._module.named_buffers()}
+        return lambda *args, **kwargs: run({**weights, **buffers}, args, kwargs)
+
+    def gradient(self, nll: Callable, weights: List[Tensor]) -> Tuple[List[Tensor], int]:
+        """The gradient of `nll(network)` at these weights, and the number of examples that the network saw."""
+        seen = []
+
+        def counting(*args, **kwargs):
+            outputs = network(*args, **kwargs)
+            seen.append(batch_size(outputs, (args, kwargs)) or 1)
+            return outputs
+
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [w.clone().requires_grad_() for w in weights]
+            network = self.network(dict(zip(self.mean, leaves)))
+            value = nll(counting)
+        if not seen:
+            raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
+        check_loss(value, "posterior: nll's loss")
+        check_finite(value.detach(), "posterior: nll's loss")
+        found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        return list(found), sum(seen)
+
+    def predict(self, *args, samples: int = 10, vectorize: Optional[bool] = None, **kwargs) -> Outputs:
+        """
+        **Description**
+
+        Outputs of `samples` networks drawn from the posterior, stacked on dimension 0. Average
+        probabilities, not logits: `predict(x).softmax(-1).mean(0)`. The predictions of an
+        `EpisodicModel` are averaged here, to one distribution. For B tasks every tensor among the
+        arguments has a leading dimension B, and the outputs have it next to the samples'.
+
+        **Arguments**
+
+        * **samples** (int, *optional*, default=10) - The paper's M_S.
+        * **vectorize** (bool, *optional*, default=None) - Whether all networks run at once, by `vmap`, rather than one
+            after another. Defaults to whether that is faster: yes, unless the model has convolutions and
+            runs on a CPU, where each network by itself is a better use of it.
+        """
+        check_number("samples", samples, 1, whole=True)
+        vectorize = self._vectorize if vectorize is None else vectorize
+        if vectorize is None:
+            convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
+            vectorize = not (convolves and next(iter(self.mean.values())).device.type == "cpu")
+        outputs = []
+        for size in [samples] if vectorize else [1] * samples:  # networks that are held at a time
+            drawn = [self.rsample() for _ in range(size)]
+            weights = {name: torch.stack([w[name] for w in drawn]) for name in self.mean}
+            outputs += run_networks(self._module, weights, args, kwargs, vectorize)
+        return outputs[0].mix(outputs) if isinstance(outputs[0], Prediction) else torch.stack(outputs)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(d={sum(t.numel() for t in self.mean.values())})"
+
+
+class Call:
+    """
+    **Description**
+
+    One call of a module, as a function of its weights and of the tensors among its arguments, that gives
+    tensors: what `vmap` can map. `pack` makes the module's own kind of output of them again.
+
+    **Arguments**
+
+    * **module** (Module) - The network.
+    * **args**, **kwargs** - Its arguments; what is no tensor is the same for every network.
+    """
+
+    def __init__(self, module: nn.Module, args: tuple, kwargs: dict):
+        self.run, self.args, self.kwargs = Stateless(module), args, kwargs
+        self.kind: Union[Type[Tensor], Type[Prediction]] = Tensor
+
+    @property
+    def tensors(self) -> List[Tensor]:
+        return [a for a in (*self.args, *self.kwargs.values()) if isinstance(a, Tensor)]
+
+    def __call__(self, weights: Weights, tensors: List[Tensor]) -> Tuple[Tensor, ...]:
+        given = iter(tensors)
+        args = [next(given) if isinstance(a, Tensor) else a for a in self.args]
+        kwargs = {k: next(given) if isinstance(a, Tensor) else a for k, a in self.kwargs.items()}
+        outputs = self.run(weights, tuple(args), kwargs)
+        if isinstance(outputs, Prediction):
+            self.kind = type(outputs)
+            return outputs.tensors()
+        if not isinstance(outputs, Tensor):
+            raise ArgumentError(
+                f"predict: the model returns a {type(outputs).__name__}, and only tensors can be stacked. "
+                "Call post.network(post.sample()) on the inputs, once per sample."
+            )
+        return (outputs,)
+
+    def pack(self, tensors: Tuple[Tensor, ...]) -> Any:
+        return tensors[0] if self.kind is Tensor else self.kind.rebuild(*tensors)
+
+
+def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict, vectorize: bool) -> List[Any]:
+    """
+    **Description**
+
+    The outputs of S networks on the same inputs, or of S networks for each of B tasks on that task's: a list of S.
+    Every network works on its own copies of the buffers. A model that cannot be vmapped runs in a loop.
+
+    **Arguments**
+
+    * **module** (Module) - The network.
+    * **weights** (dict) - By name, (S, ...) or (S, B, ...).
+    * **args**, **kwargs** - The module's; for tasks, every tensor among them has a leading dimension B.
+    * **vectorize** (bool) - Whether to run them at once.
+    """
+    name, first = next(iter(weights.items()))
+    lead = first.shape[: first.dim() - dict(module.named_parameters())[name].dim()]
+    everything = {**weights, **{k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()}}
+    call = Call(module, args, kwargs)
+    over_tasks = len(lead) > 1
+    if vectorize:
+        mapped = vmap(call, randomness="different") if over_tasks else call
+        try:
+            outputs = vmap(mapped, in_dims=(0, None), randomness="different")(everything, call.tensors)
+            return [call.pack(tuple(t[s] for t in outputs)) for s in range(lead[0])]
+        except NIWError:
+            raise
+        except RuntimeError as error:  # not vmap's doing, if the loop raises it again
+            reason = str(error).splitlines()[0]
+            warnings.warn(
+                f"Sampled networks run one after another instead of at once: {reason} With vectorize=False they do "
+                "so without a warning.",
+                stacklevel=3,
+            )
+            everything.update({k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()})
+    return [loop(call, {k: t[s] for k, t in everything.items()}, over_tasks) for s in range(lead[0])]
+
+
+def loop(call: Call, weights: Weights, over_tasks: bool) -> Any:
+    if not over_tasks:
+        return call.pack(call(weights, call.tensors))
+    tasks = range(len(next(iter(weights.values()))))
+    outputs = [call({k: t[i] for k, t in weights.items()}, [t[i] for t in call.tensors]) for i in tasks]
+    return call.pack(tuple(torch.stack(parts) for parts in zip(*outputs)))
