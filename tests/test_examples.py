@@ -130,7 +130,7 @@ def test_the_complexity_benchmark_profiles_an_episode(tmp_path, monkeypatch):
     complexity_profile.main()
     text = (tmp_path / "profiles" / "sine-line_niw-3.txt").read_text()
     assert "aten::addmm" in text
-    assert "learner.py" in text
+    assert any(name in text for name in ("learner.py", "chain.py", "last_layer.py", "objective.py"))
 
 
 @pytest.fixture
