@@ -83,8 +83,8 @@ TEMPERATURES = {
 }
 ORDERS, WAYS = ("none", "last_layer", "all"), ("langevin", "closed_form")
 CASES = list(itertools.product(TEMPERATURES, WAYS, ORDERS, (False, True), (False, True)))
-UNCUT = pytest.mark.xfail(strict=True, reason="with GGN, later steps' graphs end at the body's weights")
-PAST = pytest.mark.xfail(strict=True, reason="the body's gradient is taken through the last layer alone, and is wrong")
+UNCUT = pytest.mark.xfail(strict=True, reason="with GGN the loop keeps the whole graph, and the batch cuts it at the features")
+PAST = pytest.mark.xfail(strict=True, reason="the steps are equal, but the loop cuts the graph where the batch keeps it whole")
 
 
 @pytest.mark.parametrize(("temperature", "inference", "second_order", "average_iterates", "learn_step_sizes"), CASES)
