@@ -83,8 +83,8 @@ TEMPERATURES = {
 }
 ORDERS, WAYS = ("none", "last_layer", "all"), ("langevin", "closed_form")
 CASES = list(itertools.product(TEMPERATURES, WAYS, ORDERS, (False, True), (False, True)))
-UNCUT = pytest.mark.xfail(strict=True, reason="with GGN the loop keeps the whole graph, and the batch cuts it at the features")
-PAST = pytest.mark.xfail(strict=True, reason="the steps are equal, but the loop cuts the graph where the batch keeps it whole")
+UNCUT = pytest.mark.xfail(strict=True, reason="with GGN the loop keeps the whole graph, and the batch does not")
+PAST = pytest.mark.xfail(strict=True, reason="steps are equal, but the loop cuts the graph and the batch does not")
 
 
 @pytest.mark.parametrize(("temperature", "inference", "second_order", "average_iterates", "learn_step_sizes"), CASES)
