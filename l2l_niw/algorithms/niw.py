@@ -79,7 +79,7 @@ class NIW(NIWLearner):
         samples the likelihood, Eq. 13 adds the prior, and a query runs a network drawn from q_i.
     * **second_order** (str, *optional*, default='last_layer') - For which weights inner steps keep their graph:
         'none', first-order MAML's meta-gradient; 'last_layer', how the last linear layer's steps depend on the
-        support's features and on each other, as in ANIL, at next to no cost; 'all', as in MAML, at MAML's cost. A
+        support's features and on each other, as in ANIL; 'all', as in MAML, at MAML's cost. A
         model whose last module with parameters is no linear layer has 'none' instead, and a warning says so. The paper
         takes the chain's moments as constants: so do `learner.posterior()` and `learner.kl()`.
     * **average_iterates** (bool, *optional*, default=False) - Whether the chain's moments are those of all iterates

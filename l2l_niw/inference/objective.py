@@ -187,8 +187,8 @@ def constant_kl_gradient(
     weight: float,
 ) -> Tuple[List[Tensor], List[Tensor]]:
     """
-    The gradient of weight * KL in m_0 and log V_0, to which q_i is constant. By hand: autograd takes four times as
-    long, a fifth of an episode of a small network.
+    The gradient of weight * KL in m_0 and log V_0, to which q_i is constant. By hand: autograd takes 1.1
+    instead of 0.14 ms on an MLP 40-40, and half as long again on 10 million weights (one core).
     """
     p0 = torch._foreach_exp(torch._foreach_neg(log_variance))
     distance = torch._foreach_sub(m0, mean)

@@ -614,6 +614,7 @@ def test_a_loss_without_second_derivatives_goes_by_first_order():
     learner = niw.clone(first_order=True)
     learner.adapt(F.cross_entropy(Once.apply(learner(x)).square(), y))
     F.cross_entropy(learner(x), y).backward()
+    assert all(p.grad.abs().max() > 0 for p in niw.module.parameters())
 
 
 def test_a_loss_whose_graph_was_freed_is_told():
