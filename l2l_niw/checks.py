@@ -75,16 +75,13 @@ def check_used(names: Sequence[str], gradients: Sequence[Optional[Tensor]], allo
 
 
 @torch.no_grad()
-def check_step(
-    names: Sequence[str], loss: Tensor, gradients: Sequence[Optional[Tensor]], theta: Sequence[Tensor]
-) -> None:
-    """One look at the whole step; only one that failed is searched for what to blame."""
-    if math.isfinite(loss.item() + torch.stack(torch._foreach_norm(theta)).sum().item()):
+def check_step(names: Sequence[str], loss: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
+    """One look at all gradients; only those that failed are searched for what to blame."""
+    found = [g for g in gradients if g is not None]
+    if math.isfinite(loss.item() + torch.stack(torch._foreach_norm(found)).sum().item()):
         return
     check_finite(loss.detach(), "adapt: the loss")
-    blame = "the step's result"
-    for name, gradient in zip(names, gradients):
-        if gradient is not None and not torch.isfinite(gradient).all():
-            blame = f"the gradient of parameter '{name}'"
-            break
-    raise LossError(f"adapt: {blame} is not finite. Lower lr or the temperature, or check the inputs.")
+    blame = next((name for name, g in zip(names, gradients) if g is not None and not torch.isfinite(g).all()), names[0])
+    raise LossError(
+        f"adapt: the gradient of parameter '{blame}' is not finite. Lower lr or the temperature, or check the inputs."
+    )

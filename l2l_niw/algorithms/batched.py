@@ -1,8 +1,7 @@
 """A batch of episodes in one call: B chains, B posteriors and one meta-gradient."""
 
 import warnings
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,10 @@ from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import Chain
 from l2l_niw.inference.elbo import minimise_elbo
-from l2l_niw.inference.functional import Stateless, batch_size
+from l2l_niw.inference.functional import Replica, batch_size, unchanged_buffers
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.last_layer import Cut, Lift, differentiate, reaches
-from l2l_niw.inference.objective import Follow, KLGradient, Released, expected_kl, objective
+from l2l_niw.inference.last_layer import Cut, Lift, behind, cut, differentiate
+from l2l_niw.inference.objective import Episode, expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
 
@@ -123,82 +122,61 @@ class BatchedEpisodes:
             return found
 
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
-        niw, options, prior = self.niw, self.niw.options, self.niw._prior()
-        size, settings, scale = len(support[0]), options.settings(niw.lr), self._scale(prior)
-        chain, weights, m_bar = self._run_chains(prior, support, scale)
+        niw, options, prior = self.niw, self.niw.options, self._prior(len(support[0]))
+        curvature, settings = options.curvature, options.settings(niw.lr)
+        chain, weights, m_bar, carrier = self._run_chains(prior, support)
         if options.inference == "closed_form":
-            weights = draw_network(chain, m_bar, prior, scale, options.curvature, settings)
-        result, _ = self._run(self.query_loss, weights, query, prior)
+            weights = draw_network(chain, m_bar, prior, curvature, settings)
+        result, _ = self._run(self.query_loss, weights, query)
         check_finite(result.losses.detach(), "the query loss")
         loss = result.losses.mean()
         if options.kl_weight == 0:
-            leaves = *prior.m0, *prior.log_variance, prior.raw_n0
-            return loss + KLGradient.apply(Released(), prior, 0.0, *leaves).to(loss)
-        q = posterior(chain, prior, scale, options.curvature, settings, m_bar)
-        kl = expected_kl(q, prior) / size
+            return loss + carrier.sum().to(loss)  # so that every parameter has a gradient
+        kl = expected_kl(posterior(chain, prior, curvature, settings, m_bar), prior) / len(support[0])
         return objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, result.n)
 
-    def _scale(self, prior: Prior) -> Optional[List[Tensor]]:
-        if not self.niw.options.learn_step_sizes:
-            return None
-        with torch.no_grad():
-            return [prior.step_scale(i) for i in range(len(prior.m0))]
+    def _prior(self, size: int) -> Prior:
+        """L_0 of several episodes: each moves with it."""
+        prior = self.niw._prior()
+        self.__dict__["_replica"] = Replica(self.niw.module, self.niw._random()[1])
+        own = {name: [t.expand(size, *t.shape) for t in getattr(prior, name)] for name in ("m0", "log_variance")}
+        return prior._replace(**own)
 
-    def _run_chains(
-        self, prior: Prior, support: Data, scale: Optional[List[Tensor]]
-    ) -> Tuple[Chain, List[Tensor], List[Tensor]]:
-        """B chains after their steps, and their last iterates and means as functions of L_0."""
+    def _run_chains(self, prior: Prior, support: Data) -> Tuple[Chain, List[Tensor], List[Tensor], Tensor]:
+        """B chains after their steps, their last iterates and means as functions of L_0, and a zero that is one too."""
         niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
         niw._check_frozen(niw.allow_nograd)
         kept = self._kept(prior, support)
-        start = [m.expand(len(support[0]), *m.shape) for m in prior.m0]
-        chain, first, losses = chains.init(start), [], []
+        constant = [i for i in range(len(prior.m0)) if i not in kept]
+        common = constant, prior, options.curvature, settings
+        chain, first, losses = chains.init(prior.m0, kept=kept), None, []
+        weights, carrier = follow(chain, chain.theta, chain.center, chain.slope, *common)
         for _ in range(self.steps):
-            weights = self._follow(chain.theta, chain.lag, prior, start, kept) if chain.steps else chain.theta
-            result, features = self._run(self.loss, weights, support, prior)
-            first = first or features
-            if options.curvature.needs_outputs:
-                chain = chain._replace(observed=self._observe(result, weights, chain.observed))
+            result, cuts = self._run(self.loss, weights, support, constant, first)
             total = result.losses.sum()
-            cuts = [Cut(x, y) for x, y in zip(features, first)] if chain.steps and len(kept) < len(weights) else []
-            body = {weights[i].grad_fn for i in range(len(weights)) if i not in kept}
-            stop = {weights[i].grad_fn for i in kept} | {c.features.grad_fn for c in cuts}
-            if cuts and reaches(total, body, stop):
-                cuts = []
-            gradients = differentiate(total, weights, kept, cuts)
+            seen, cuts = cuts, (behind(total, cuts, [weights], constant) or []) if cuts and constant else []
+            looks = options.curvature.needs_outputs
+            gradients = differentiate(total, weights, kept, cuts, retain=looks or first is None)
             if any([g is None for g in gradients]):
                 check_used(prior.names, gradients, niw.allow_unused)
-            chain = chains.step(chain._replace(theta=weights), gradients, prior, result.n, settings, kept, scale)
+            chain = chain._replace(theta=weights)
+            if looks:
+                chain = chain._replace(observed=self._observe(result, weights, kept, cuts, chain.observed))
+            chain = chains.step(chain, gradients, prior, result.n, settings, kept)
+            for c in () if first is None else cuts:
+                c.behind.release()
+            first = [c.inside for c in seen] if first is None else first
             losses.append(result.losses.detach())
+            weights, carrier = follow(chain, chain.theta, chain.center, chain.slope, *common)
         check_finite(torch.stack(losses).sum(0), "the support loss")
         check_finite(
             torch.stack([t.detach().reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result"
         )
-        niw._remember(chain, prior, scale, niw.lr)
-        theta, moments = self._follow(chain.theta, chain.lag, prior, start, kept), chain.moments
-        return chain, theta, theta if moments is None else self._follow(moments.mean, moments.lag, prior, start, kept)
-
-    def _follow(
-        self,
-        theta: List[Tensor],
-        lag: Sequence[Optional[Tensor]],
-        prior: Prior,
-        start: List[Tensor],
-        kept: Sequence[int],
-    ) -> List[Tensor]:
-        """Iterates as functions of L_0, where they have no graph of their own."""
-        options = self.niw.options
-        constant = [i for i in range(len(theta)) if i not in kept]
-        moves = options.learn_step_sizes or options.inference == "langevin" and options.temperature > 0
-        pairs = [[t[i].detach() for i in constant] for t in (theta, start)]
-        iterates = (*pairs, [lag[i] for i in constant]) if moves else ()
-        log_variance = [prior.log_variance[i].expand_as(theta[i]) for i in constant]
-        values, theta = [theta[i].detach().clone() for i in constant], list(theta)
-        if constant:
-            leaves = *(start[i] for i in constant), *log_variance
-            for i, own in zip(constant, Follow.apply(values, Released(*iterates), *leaves)):
-                theta[i] = own
-        return theta
+        niw._remember(chain, prior, niw.lr)
+        moments, mean = chain.moments, weights
+        if moments is not None:
+            mean, _ = follow(chain, moments.mean, moments.center, moments.slope, *common)
+        return chain, weights, mean, carrier
 
     def _kept(self, prior: Prior, support: Data) -> Sequence[int]:
         """The weights whose steps keep their graph."""
@@ -207,21 +185,28 @@ class BatchedEpisodes:
             return ()
         if second_order == "all":
             return range(len(prior.m0))
-        if niw._last_layer is None:  # a forward of one episode shows it
-            with torch.random.fork_rng(devices=[]), unchanged_buffers(niw.module):
-                self.loss(niw.clone(allow_nograd=True), *(t[0].detach() for t in support))
+        if niw._last_layer is None:
+            niw._find_last_layer(niw.module, lambda: self.loss(niw.module, *(t[0].detach() for t in support)))
         return [i for i, name in enumerate(prior.names) if name in niw._last_layer_parameters]
 
-    def _run(self, loss: Loss, weights: List[Tensor], data: Data, prior: Prior) -> Tuple[Result, List[Tensor]]:
-        """The losses of B networks on their own data, and what their last layers got."""
-        niw, run, counts, features = self.niw, Stateless(self.niw.module), [], []
-        needs_outputs = niw.options.curvature.needs_outputs
+    def _run(
+        self,
+        loss: Loss,
+        weights: Sequence[Tensor],
+        data: Data,
+        body: Optional[Sequence[int]] = None,
+        first: Optional[List[Tensor]] = None,
+    ) -> Tuple[Result, List[Cut]]:
+        """The losses of B networks on their own data, and where their last layers begin."""
+        niw, replica, counts, cuts, calls = self.niw, self._replica, [], [], []
+        needs_outputs, given = niw.options.curvature.needs_outputs, [t for t in data if t.requires_grad]
 
-        def one(own: Dict[str, Tensor], data: Data) -> Tuple[Tensor, Tensor]:
+        def one(own: List[Tensor], data: Data) -> Tuple[Tensor, Tensor]:
             scalars = []
+            replica.put(own)
 
             def network(*args, **kwargs):
-                outputs = run(own, args, kwargs)
+                outputs = replica.module(*args, **kwargs)
                 counts.append(batch_size(outputs, (args, kwargs)))
                 if needs_outputs:
                     scalars.append(torch.stack(list(niw.options.curvature.scalars(outputs))))
@@ -232,16 +217,21 @@ class BatchedEpisodes:
                 raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
             return value.reshape(()), sum(scalars) if scalars else value.detach()
 
+        def gate(x: Tensor) -> Tensor:
+            if not x.requires_grad:
+                return x
+            inputs = [*[weights[i] for i in body], *given]
+            cuts.append(cut(x, inputs, first or [], calls))
+            return cuts[-1].inside
+
         def note(module: nn.Module, args: tuple) -> Optional[tuple]:
-            if args and isinstance(args[0], Tensor):
-                return (Lift.apply(args[0], lambda x: features.append(x) or x), *args[1:])
-            return None
+            return (Lift.apply(args[0], gate), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
         watched = niw.options.second_order == "last_layer" and not niw.first_order and niw._last_layer_parameters
-        watched = watched and not niw._last_layer_tied
-        handle = niw.module.get_submodule(niw._last_layer).register_forward_pre_hook(note) if watched else None
+        watched = watched and not niw._last_layer_tied and body is not None and len(given) <= 1
+        handle = replica.module.get_submodule(niw._last_layer).register_forward_pre_hook(note) if watched else None
         try:
-            losses, scalars = vmap(one, randomness="different")(dict(zip(prior.names, weights)), tuple(data))
+            losses, scalars = vmap(one, randomness="different")(list(weights), tuple(data))
         finally:
             if handle is not None:
                 handle.remove()
@@ -249,13 +239,21 @@ class BatchedEpisodes:
             raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")
         if any([n is None for n in counts]):
             niw._warn("a forward has no batch dimension, so it counts as one example.")
-        return Result(losses, sum(n or 1 for n in counts), scalars), [x for x in features if x.requires_grad]
+        return Result(losses, sum([n or 1 for n in counts]), scalars), cuts
 
-    def _observe(self, result: Result, weights: List[Tensor], before: Optional[List[Tensor]]) -> List[Tensor]:
+    def _observe(
+        self,
+        result: Result,
+        weights: List[Tensor],
+        kept: Sequence[int],
+        cuts: List[Cut],
+        before: Optional[List[Tensor]],
+    ) -> List[Tensor]:
         """What the curvature strategy sees of all episodes, added to what it saw before."""
         observed = before or [torch.zeros_like(w) for w in weights]
-        for scalar in result.scalars.unbind(-1):
-            found = differentiate(scalar.sum(), weights)
+        scalars = result.scalars.sum(0).unbind()
+        for scalar in scalars:
+            found = differentiate(scalar, weights, kept, cuts, create_graph=False, retain=True)
             observed = [o if g is None else o + g.detach().square() for o, g in zip(observed, found)]
         return observed
 
@@ -263,13 +261,12 @@ class BatchedEpisodes:
         self, support: Data, elbo_steps: Optional[int], lr: float, samples: int
     ) -> Tuple[List[Tensor], List[Tensor]]:
         """Means and variances, (B, ...)."""
-        niw, options, prior = self.niw, self.niw.options, self.niw._prior()
+        niw, options, prior = self.niw, self.niw.options, self._prior(len(support[0]))
         if elbo_steps is not None:
             return self._elbo(prior, support, elbo_steps, lr, samples)
-        scale = self._scale(prior)
-        chain, _, mean = self._run_chains(prior, support, scale)
+        chain, _, mean, _ = self._run_chains(prior, support)
         mean = mean if options.inference == "langevin" else None  # as a learner's, the chain's moments are constants
-        return posterior(chain, prior, scale, options.curvature, options.settings(niw.lr), mean)
+        return posterior(chain, prior, options.curvature, options.settings(niw.lr), mean)
 
     @torch.no_grad()
     def _elbo(
@@ -278,13 +275,14 @@ class BatchedEpisodes:
         def gradients(weights: List[Tensor]) -> Tuple[List[Tensor], int]:
             with torch.enable_grad():
                 leaves = [w.requires_grad_() for w in weights]
-                result, _ = self._run(self.loss, leaves, support, prior)
+                result, _ = self._run(self.loss, leaves, support)
                 total = result.losses.sum()
             check_finite(result.losses.detach(), "the support loss")
             found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
             return list(found), result.n
 
-        mean, variance = ([t.expand(len(support[0]), *t.shape) for t in part] for part in prior.mode())
+        mean, variance = prior.mode()
+        variance = [v.expand_as(m) for m, v in zip(mean, variance)]
         if self.niw.options.temperature == 0:
             variance = [torch.zeros_like(v) for v in variance]
         return minimise_elbo(gradients, mean, variance, lr, steps, samples, self.niw.options.kl_weight)
@@ -300,7 +298,8 @@ class BatchedEpisodes:
                 loss = self.query_loss(learner.query, *(t[i] for t in query))
                 check_finite(loss.detach(), "the query loss")
                 if options.kl_weight:
-                    kl, n = learner._kl_of_query(), sum(tag.n for tag in learner._forwards)
+                    kl = expected_kl(learner._q(constant=False), learner._prior)
+                    n = sum(forward.tag.n for forward in learner._forwards)
                     loss = objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, n)
                 total.append(loss / size)
         return torch.stack(total).sum()
@@ -325,19 +324,9 @@ class BatchedEpisodes:
         return tuple([torch.stack(own) for own in zip(*column)] for column in columns)
 
 
-@contextmanager
-def unchanged_buffers(module: nn.Module, on_success: bool = True) -> Iterator[None]:
-    """Gives a module's buffers, such as running statistics, their values back: always, or only after an error."""
-    before = [(b, b.clone()) for b in module.buffers()]
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        if failed or on_success:
-            with torch.no_grad():
-                for buffer, value in before:
-                    buffer.copy_(value)
+def follow(chain: Chain, mean: List, center: List, slope: List, constant: Sequence[int], *common: Any) -> Tuple:
+    """Iterates as functions of L_0."""
+    return Episode(mean, center, slope, constant, chain, *common).follow()
 
 
 def count_episodes(**data: Data) -> int:

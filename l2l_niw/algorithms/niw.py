@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
@@ -12,12 +12,14 @@ from l2l_niw.algorithms.learner import NIWLearner
 from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
-from l2l_niw.inference.chain import Chain, constant, noise_variance
+from l2l_niw.inference import chain as chains
+from l2l_niw.inference import prior as priors
+from l2l_niw.inference.chain import Chain, noise_variance
 from l2l_niw.inference.closed_form import adapted_share
-from l2l_niw.inference.curvature import Curvature
-from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences
+from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences, unchanged_buffers
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.posterior import chain_precision
+from l2l_niw.inference.last_layer import last_called
+from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
 
@@ -138,19 +140,9 @@ class NIW(NIWLearner):
         allow_unused: Optional[bool] = None,
         allow_nograd: bool = False,
         *,
-        inference: str = "langevin",
-        second_order: str = "last_layer",
-        average_iterates: bool = False,
-        burn_in: int = 0,
-        temperature: float = 1e-4,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
-        precision_bounds: Tuple[float, float] = (1e-4, math.inf),
-        curvature: Union[str, Curvature] = "sgld",
-        wishart: str = "factorised",
-        kl_weight: Optional[float] = None,
-        add_kl_gradient: bool = True,
-        learn_step_sizes: bool = True,
+        **options: Any,
     ):
         check_model(model)
         check_number("lr", lr, 0, strict=True)
@@ -159,19 +151,8 @@ class NIW(NIWLearner):
         self.first_order = first_order
         self.allow_nograd = allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
-        self.options = Options(
-            inference=inference,
-            second_order=second_order,
-            average_iterates=average_iterates,
-            burn_in=burn_in,
-            temperature=temperature,
-            precision_bounds=precision_bounds,
-            curvature=curvature,
-            wishart=wishart,
-            kl_weight=kl_weight,
-            add_kl_gradient=add_kl_gradient,
-            learn_step_sizes=learn_step_sizes,
-        )
+        self.options = Options(**options)
+        wishart, temperature = self.options.wishart, self.options.temperature
         parameters = list(model.parameters())
         d = sum(p.numel() for p in parameters if p.requires_grad)
         n0 = initial_degrees(wishart, d) if n0 is None else n0
@@ -214,8 +195,9 @@ class NIW(NIWLearner):
         of it. A clone leaves it as it is.
         """
         if "_chain" not in self.__dict__:
-            replica = Replica(self.module, self._prior().names, copy=False)
-            self._begin(self._prior(), replica, replica.get())
+            prior, weights = self._prior(), self._random()[1]
+            self._begin(prior, Replica(self.module, weights, copy=False))
+            self.__dict__["_chain"] = chains.init(prior.m0)._replace(theta=weights)
             n = n or self._n
         super().adapt(loss, *args, n=n, **kwargs)
 
@@ -239,12 +221,13 @@ class NIW(NIWLearner):
         * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
         """
         self.__dict__["_newest"] = None
-        prior = self._prior()
-        self._check_trained((prior.m0[0]._version, prior.log_variance[0]._version), prior.log_variance[0].grad)
+        random = self._random()
+        self._check_trained((random[1][0]._version, random[2][0]._version), random[2][0].grad)
+        prior = self._prior(random)
         return NIWLearner(
             self,
             prior,
-            Replica(self.module, prior.names),
+            Replica(self.module, random[1]),
             first_order=self.first_order if first_order is None else first_order,
             allow_unused=self.allow_unused if allow_unused is None else allow_unused,
             allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
@@ -284,8 +267,8 @@ class NIW(NIWLearner):
         for log_variance in (*self.hyper.log_variance, self.hyper.initial_log_variance):
             log_variance.add_(2.0 * math.log(factor))
 
-    def _prior(self) -> Prior:
-        """L_0 for the parameters that are trainable now."""
+    def _random(self) -> Tuple[List[str], List[Tensor], List[Tensor]]:
+        """The names, means and log variances of the parameters that are trainable now."""
         named = list(self.module.named_parameters())
         self._check_same(self.module, named)
         log_variance = list(self.hyper.log_variance._parameters.values())
@@ -294,20 +277,18 @@ class NIW(NIWLearner):
                 v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
         random = [i for i, (_, p) in enumerate(named) if p.requires_grad]
         self.__dict__["_frozen"] = next((name for name, p in named if not p.requires_grad), None)
+        return [named[i][0] for i in random], [named[i][1] for i in random], [log_variance[i] for i in random]
+
+    def _prior(self, random: Optional[Tuple[List[str], List[Tensor], List[Tensor]]] = None) -> Prior:
+        """L_0 as it is now, for the parameters that are trainable."""
         raw = self.hyper.raw_n0
         if raw.device.type == "cpu" and not -14.0 < raw.item() < 42.0:
             raise ArgumentError(
                 f"raw_n0 has come to {raw.item()}, where n_0 leaves its domain. Lower its learning rate, or load an "
                 "earlier state dict."
             )
-        return Prior(
-            [named[i][0] for i in random],
-            [named[i][1] for i in random],
-            [log_variance[i] for i in random],
-            raw,
-            self.hyper.initial_log_variance.item(),
-            self.options.wishart,
-        )
+        initial = self.hyper.initial_log_variance.item()
+        return priors.init(*(random or self._random()), raw, initial, self.options.wishart)
 
     def _check_same(self, module: nn.Module, named: Optional[list] = None) -> None:
         """Whether a module's parameters are those that V_0 was made for."""
@@ -328,8 +309,11 @@ class NIW(NIWLearner):
                 "to keep frozen parameters as they are."
             )
 
-    def _set_last_layer(self, replica: nn.Module, last: Optional[nn.Module]) -> None:
-        """Takes note of which module a forward called last, if it is a layer whose steps can keep their graph."""
+    def _find_last_layer(self, replica: nn.Module, call: Callable) -> None:
+        """Notes which module a forward calls last, if it is a layer whose steps can keep their graph."""
+        devices = {p.device.index for p in replica.parameters() if p.device.type == "cuda"}
+        with torch.no_grad(), torch.random.fork_rng(devices), unchanged_buffers(replica):
+            last = last_called(replica, call)
         name = next((name for name, module in replica.named_modules() if module is last), "")
         layer = None if last is None else self.module.get_submodule(name)
         own = {id(p) for p in layer.parameters() if p.requires_grad} if isinstance(layer, nn.Linear) else set()
@@ -364,9 +348,12 @@ class NIW(NIWLearner):
                 "niw.parameters() instead of the model's."
             )
 
-    def _remember(self, chain: Chain, prior: Prior, scale: Optional[List[Tensor]], lr: float) -> None:
-        """Keeps the newest chain for `diagnostics` until the next learner is cloned."""
-        self.__dict__["_newest"] = constant(chain), prior, scale, lr
+    def _remember(self, chain: Chain, prior: Prior, lr: float) -> None:
+        """Keeps the newest chain, without its graph, for `diagnostics` until the next learner is cloned."""
+        theta, scale = ([t.detach() for t in own] for own in (chain.theta, prior.scale))
+        prior = prior._replace(m0=[], scale=scale, raw_n0=prior.raw_n0.detach())
+        moments = chain.moments and chain.moments._replace(mean=[], center=[], slope=[])
+        self.__dict__["_newest"] = chain._replace(theta=theta, center=[], slope=[], moments=moments), prior, lr
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:
@@ -380,15 +367,16 @@ class NIW(NIWLearner):
         """
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
-        chain, prior, scale, lr = self._newest
+        chain, prior, lr = self._newest
         settings, curvature, layers, clamped = self.options.settings(lr), self.options.curvature, {}, []
-        for i, (name, log_variance) in enumerate(zip(prior.names, prior.log_variance)):
-            a, raw = chain_precision(chain, i, scale, curvature, settings)
-            p0 = torch.exp(-log_variance)
-            if settings.prior_in_chain and curvature.noisy:  # a is the posterior's
+        every = range(len(prior.names))
+        precisions = [chain_precision(chain, every, prior, curvature, settings, bounded) for bounded in (True, False)]
+        for i, (name, a, raw) in enumerate(zip(prior.names, *precisions)):
+            p0 = prior.precision(i)
+            if samples_posterior(chain, i, curvature, settings):
                 share = (1.0 - p0 / a).clamp(min=0.0)
             else:
-                share = adapted_share(a, log_variance)
+                share = adapted_share(a, p0)
             clamped.append((raw != a).flatten().to(a.dtype))
             layers[name] = {
                 "prior_precision": p0.median().item(),

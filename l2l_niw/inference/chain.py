@@ -10,7 +10,7 @@ from l2l_niw.inference.functional import picker
 from l2l_niw.inference.prior import Prior
 
 BLOCK = 2**16  # weights: what a step touches of so many stays in a core's cache
-Lags = List[Optional[Tensor]]
+Pull = Union[float, Sequence[Tensor]]
 
 
 def noise_variance(lr: float, temperature: float, n: float) -> float:
@@ -43,10 +43,11 @@ class Settings(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Running moments of the kept iterates (Welford): O(d) memory, nothing stored per step."""
+    """Running moments of the kept iterates (Welford), with the means of what they move with: O(d) memory."""
 
     mean: List[Tensor]
-    lag: Lags
+    center: List[Tensor]
+    slope: List[Optional[Tensor]]
     squares: List[Tensor]
     count: int
 
@@ -58,9 +59,9 @@ class Chain(NamedTuple):
     The state of an episode. States are never written to: a loss computed after an earlier step keeps its own.
 
     * `theta` - The last iterate. It has a graph where the steps' second derivatives are kept.
-    * `lag` - Where no graph is kept, by how much less an iterate changes with log V_0 than by all of its displacement:
-        d theta / d log V_0 = theta - start - lag, weight by weight, with gradients taken as constants. Steps are
-        proportional to D, and noise to its root. None for 0.
+    * `center` - What an iterate without a graph moves with: m_0, or where a clone of an adapted learner began.
+    * `slope` - d theta / d log V_0 of an iterate without a graph, weight by weight, beside what `center` depends on:
+        gradients and noise are constants, steps are proportional to D and noise to its root. None for 0.
     * `moments` - Of the kept iterates; None where the last one stands for all.
     * `observed` - What the curvature strategy saw, summed over the steps, if it looks.
     * `used` - Which weights a loss has depended on.
@@ -68,7 +69,8 @@ class Chain(NamedTuple):
     """
 
     theta: List[Tensor]
-    lag: Lags
+    center: List[Tensor]
+    slope: List[Optional[Tensor]]
     moments: Optional[Moments] = None
     observed: Optional[List[Tensor]] = None
     used: Tuple[bool, ...] = ()
@@ -76,9 +78,10 @@ class Chain(NamedTuple):
     steps: int = 0
 
 
-def init(theta: List[Tensor]) -> Chain:
-    """A chain before its first step."""
-    return Chain(theta, [None] * len(theta), used=(False,) * len(theta))
+def init(m0: Sequence[Tensor], kept: Collection[int] = ()) -> Chain:
+    """A chain before its first step, with a graph for the weights whose steps keep one."""
+    theta = [m if i in kept else m.detach() for i, m in enumerate(m0)]
+    return Chain(theta, list(m0), [None] * len(theta), used=(False,) * len(theta))
 
 
 def noise_like(tensor: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ def noise_like(tensor: Tensor) -> Tensor:
 
     1. Kloeden and Platen. 1992. "Numerical Solution of Stochastic Differential Equations." Sec. 14.1.
     """
-    if tensor.device.type != "cpu" or tensor.numel() < 2048:
+    if tensor.numel() < 2048 or tensor.device.type != "cpu":
         return torch.randn_like(tensor)
     words = torch.empty((tensor.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     levels = words.view(torch.int8)[: tensor.numel()].view(tensor.shape).to(tensor.dtype)
@@ -101,20 +104,21 @@ def noise_like(tensor: Tensor) -> Tensor:
 
 
 def langevin_step(
-    theta: List[Tensor],
-    gradient: List[Tensor],
-    m0: List[Tensor],
-    scale: Optional[List[Tensor]],
-    lag: Optional[List[Tensor]],
-    pull: Union[float, List[Tensor]],
+    theta: Sequence[Tensor],
+    gradient: Sequence[Tensor],
+    m0: Sequence[Tensor],
+    scale: Optional[Sequence[Tensor]],
+    pull: Pull,
+    slope: Optional[Sequence[Tensor]],
+    center: Sequence[Tensor],
     lr: float,
     size: float,
 ) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
     """
     **Description**
 
-    One Langevin step on l_i = n * loss at temperature T, in units of the mean loss, where a constant D scales the step
-    of each weight, then the proximal step of the prior, the exact minimiser of its energy plus the distance moved:
+    One Langevin step on l_i = n * loss at temperature T, in units of the mean loss, where D scales the step of each
+    weight, then the proximal step of the prior, the exact minimiser of its energy plus the distance moved:
 
     $$\\theta \\gets \\theta - lr\\,D\\,\\nabla loss + \\sqrt{2\\,lr\\,D\\,T / n}\\;\\xi, \\qquad
     \\theta \\gets \\frac{\\theta + c\\,m_0}{1 + c}, \\quad c = lr\\,D\\,T P_0 / n.$$
@@ -124,89 +128,80 @@ def langevin_step(
     **Arguments**
 
     * **scale** (list) - D, or None for 1.
-    * **lag** (list) - As in `Chain`; None if all are 0.
     * **pull** (float or list) - c / (1 + c).
+    * **slope**, **center** (list) - As in `Chain`; no slopes where a graph is kept.
     * **size** (float) - The square root of 2 lr T / n; 0 for no noise.
 
-    **Returns** the next iterates and their lags.
+    **Returns** the next iterates and their slopes.
 
     **References**
 
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
+    noise = list(map(noise_like, theta)) if size else []
     if scale is None:
         new = torch._foreach_add(theta, gradient, alpha=-lr)
+        new = torch._foreach_add(new, noise, alpha=size) if size else new
     else:
+        root = torch._foreach_sqrt(scale) if size else []
         new = torch._foreach_addcmul(theta, gradient, scale, value=-lr)
-    noise = None
-    if size:
-        noise = list(map(noise_like, new))
-        if scale is not None:
-            noise = torch._foreach_mul(noise, torch._foreach_sqrt(scale))
-        new = torch._foreach_add(new, noise, alpha=size)
-    pulled = not isinstance(pull, float) or pull != 0
-    if pulled:
+        new = torch._foreach_addcmul(new, noise, root, value=size) if size else new
+        if slope is not None:
+            slope = torch._foreach_addcmul(slope, gradient, scale, value=-lr)
+            slope = torch._foreach_addcmul(slope, noise, root, value=0.5 * size) if size else slope
+    if isinstance(pull, float):
+        if pull:
+            new = torch._foreach_lerp(new, m0, pull)
+            slope = None if slope is None else torch._foreach_mul(slope, 1.0 - pull)
+    else:
+        if slope is not None:  # D is 1, and c alone depends on V_0
+            slope = [(1.0 - p) * (s + p * (t - c)) for s, p, t, c in zip(slope, pull, new, center)]
         new = torch._foreach_lerp(new, m0, pull)
-    if torch.is_grad_enabled():
-        return new, None
-    rest = 1.0 - pull if isinstance(pull, float) else [1.0 - p for p in pull]
-    if scale is None:
-        moved = torch._foreach_sub(new, theta)
-        lag = moved if lag is None else torch._foreach_add(moved, lag)
-    elif noise is not None:
-        half = 0.5 * size
-        lag = torch._foreach_mul(noise, half) if lag is None else torch._foreach_add(lag, noise, alpha=half)
-    return new, torch._foreach_mul(lag, rest) if pulled and lag is not None else lag
+    return list(new), slope if slope is None else list(slope)
 
 
-def in_blocks(*columns: Any) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
-    """
-    `langevin_step` of tensors without a graph, in groups that stay in a core's cache: of whole small tensors, and of
-    blocks of large ones.
-    """
-    theta, lists = columns[0], [c for c in columns if isinstance(c, (list, tuple))]
-    large = [t.numel() > BLOCK and t.device.type == "cpu" for t in theta]
-    if True not in large or any(t.shape != theta[k].shape for c in lists for k, t in enumerate(c)):
-        return langevin_step(*columns)  # several episodes have one m_0
-    new: List[Tensor] = []
-    lag: List[Tensor] = []
-    for k, is_large in enumerate(large):
-        own = [c[k] if isinstance(c, (list, tuple)) else c for c in columns]
-        tensors = [o for o in own if isinstance(o, Tensor)]
-        parts = iter(zip(*(t.reshape(-1).split(BLOCK) if is_large else (t,) for t in tensors)))
-        new.append(torch.empty_like(theta[k], memory_format=torch.contiguous_format))
-        lags = None
-        for block, part in zip(new[k].view(-1).split(BLOCK) if is_large else (new[k],), parts):
-            given = iter(part)
-            values, found = langevin_step(*([next(given)] if isinstance(o, Tensor) else o for o in own))
-            block.copy_(values[0])
-            if found is not None:
-                lags = (lags or []) + [found[0]]
-        if lags is not None:
-            lag.append(torch.cat(lags).view_as(new[k]) if is_large else lags[0])
-    return new, lag or None
+@torch.no_grad()
+def constant_step(*columns: Any) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
+    """`langevin_step` without a graph, of large tensors in blocks that stay in a core's cache. Gradients are let go."""
+    theta, lists = columns[0], [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
+    large = any([t.numel() > BLOCK and t.device.type == "cpu" for t in theta])
+    if not large or any(t.shape != theta[i].shape for k in lists for i, t in enumerate(columns[k])):
+        return langevin_step(*columns)  # several episodes have one D
+    found: Tuple[List[Tensor], List[Tensor]] = [], []
+    for i, whole in enumerate(theta):
+        outputs = [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in range(2)]
+        blocks = [output.view(-1).split(BLOCK) for output in outputs]
+        own = list(columns)
+        for number, parts in enumerate(zip(*(columns[k][i].reshape(-1).split(BLOCK) for k in lists))):
+            for k, part in zip(lists, parts):
+                own[k] = [part]
+            new, slope = langevin_step(*own)
+            blocks[0][number].copy_(new[0])
+            if slope is not None:
+                blocks[1][number].copy_(slope[0])
+        columns[1][i] = None
+        found[0].append(outputs[0])
+        found[1].append(outputs[1])
+    return found[0], None if columns[5] is None else found[1]
 
 
-def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Union[float, List[Tensor]]:
+def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Pull:
     """c / (1 + c): a number where D is proportional to V_0, since D P_0 is one."""
-    if not settings.prior_in_chain or settings.temperature == 0:
+    c = settings.lr * settings.temperature / n * prior.start
+    if c == 0 or not settings.prior_in_chain:
         return 0.0
-    c = settings.lr * settings.temperature / n
     if settings.learn_step_sizes:
-        c = c * math.exp(-prior.initial_log_variance)
         return c / (1.0 + c)
-    pulls = [c * torch.exp(-prior.log_variance[i]) for i in indices]
-    return [p / (1.0 + p) for p in pulls]
+    return [c / (prior.scale[i] + c) for i in indices]
 
 
 def step(
     chain: Chain,
-    gradients: Sequence[Optional[Tensor]],
+    gradients: List[Optional[Tensor]],
     prior: Prior,
     n: float,
     settings: Settings,
     kept: Collection[int] = (),
-    scale: Optional[Sequence[Tensor]] = None,
 ) -> Chain:
     """
     **Description**
@@ -216,55 +211,64 @@ def step(
     **Arguments**
 
     * **gradients** (list) - Of the mean loss; None for weights that it does not depend on, which stay where they are.
+        The list is emptied, so that each can be freed when its step is taken.
     * **n** (float) - The number of examples behind the loss.
     * **kept** (collection, *optional*, default=()) - The weights whose steps keep their graph.
-    * **scale** (list, *optional*, default=None) - D, if the steps are scaled.
     """
     variance = noise_variance(settings.lr, settings.temperature, n)
     size = variance**0.5 if settings.noisy else 0.0
-    theta, lag = list(chain.theta), list(chain.lag)
-    present = tuple([i for i, g in enumerate(gradients) if g is not None])
+    theta, center, slope = list(chain.theta), list(chain.center), list(chain.slope)
+    present = [i for i, g in enumerate(gradients) if g is not None]
+    used = tuple([u or g is not None for u, g in zip(chain.used, gradients)])
+    taken = [[gradients[i] for i in present if (i in kept) == keep] for keep in (False, True)]
+    gradients.clear()
     for keep in (False, True):
         part = tuple([i for i in present if (i in kept) == keep])
         if not part:
             continue
         pick, pull = picker(part), prior_pull(prior, part, n, settings)
-        columns = pick(theta), pick(gradients), pick(prior.m0)
-        if keep:
-            own = None if scale is None else [prior.step_scale(i) for i in part]
-            new, lags = langevin_step(*columns, own, None, pull, settings.lr, size)
-        else:
-            own, lags = None if scale is None else pick(scale), pick(lag)
-            missing = [h is None for h in lags]
-            if all(missing):
-                lags = None
-            elif True in missing:  # weights that are used for the first time
-                lags = [torch.zeros_like(theta[i].detach()) if lag[i] is None else lag[i] for i in part]
-            with torch.no_grad():
-                new, lags = in_blocks(*columns, own, lags, pull, settings.lr, size)
+        scale = pick(prior.scale) if settings.learn_step_sizes else None
+        if scale and scale[0].dtype != theta[part[0]].dtype:
+            scale = [prior.scale[i].to(theta[i].dtype) for i in part]
+        if not isinstance(pull, float):
+            pull = [p.to(theta[i].dtype) for p, i in zip(pull, part)]
+        slopes = None
+        if not keep and (scale or pull or any([slope[i] is not None for i in part])):
+            slopes = [torch.zeros_like(theta[i]) if slope[i] is None else slope[i] for i in part]
+        columns = pick(theta), taken[keep], pick(prior.m0), scale, pull, slopes, pick(center), settings.lr, size
+        new, slopes = (langevin_step if keep else constant_step)(*columns)
         for k, i in enumerate(part):
-            theta[i], lag[i] = new[k], None if lags is None else lags[k]
+            theta[i], slope[i] = new[k], slopes and slopes[k]
+            if not keep and pull and center[i] is not prior.m0[i]:
+                center[i] = torch.lerp(center[i], prior.m0[i], pull if isinstance(pull, float) else pull[k])
     steps, moments = chain.steps + 1, None
     if settings.burn_in is not None and steps > settings.burn_in:
-        moments = add_to_moments(chain.moments, theta, lag, kept)
-    used = tuple(map(bool.__or__, chain.used, [i in present for i in range(len(theta))]))
-    return Chain(theta, lag, moments, chain.observed, used, variance, steps)
+        moments = add_to_moments(chain.moments, theta, center, slope, kept)
+    return Chain(theta, center, slope, moments, chain.observed, used, variance, steps)
 
 
-def add_to_moments(moments: Optional[Moments], theta: List[Tensor], lag: Lags, kept: Collection[int]) -> Moments:
+def add_to_moments(
+    moments: Optional[Moments],
+    theta: List[Tensor],
+    center: List[Tensor],
+    slope: List[Optional[Tensor]],
+    kept: Collection[int],
+) -> Moments:
     """The moments with one more iterate."""
     if moments is None:
-        return Moments(theta, lag, [torch.zeros_like(t.detach()) for t in theta], 1)
+        return Moments(theta, center, slope, [torch.zeros_like(t.detach()) for t in theta], 1)
     count = moments.count + 1
-    mean, lags, squares = [], [], []
-    for i, (t, own) in enumerate(zip(theta, lag)):
+    mean, centers, slopes, squares = [], [], [], []
+    for i, t in enumerate(theta):
+        before, same = moments.mean[i], moments.center[i] is center[i]
         with torch.set_grad_enabled(i in kept):
-            mean.append(moments.mean[i] + (t - moments.mean[i]) / count)
+            mean.append(before + (t - before) / count)
+        centers.append(center[i] if same else torch.lerp(moments.center[i], center[i], 1.0 / count))
         with torch.no_grad():
-            before = moments.lag[i]
-            lags.append(None if own is None else (own + (count - 1) * (0.0 if before is None else before)) / count)
-            squares.append(torch.addcmul(moments.squares[i], t - moments.mean[i], t - mean[i]))
-    return Moments(mean, lags, squares, count)
+            own = [torch.zeros_like(t) if s is None else s for s in (moments.slope[i], slope[i])]
+            slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(*own, 1.0 / count))
+            squares.append(torch.addcmul(moments.squares[i], t - before, t - mean[i]))
+    return Moments(mean, centers, slopes, squares, count)
 
 
 def mean_of(chain: Chain) -> List[Tensor]:
@@ -272,27 +276,16 @@ def mean_of(chain: Chain) -> List[Tensor]:
     return chain.theta if chain.moments is None else chain.moments.mean
 
 
-def iterate_variance(chain: Chain, i: int, scale: Optional[Sequence[Tensor]]) -> Tensor:
+@torch.no_grad()
+def iterate_variance(chain: Chain, part: Sequence[int], scale: Optional[Sequence[Tensor]]) -> List[Tensor]:
     """
-    The variance of one weight's kept iterates, with one pseudo-observation of the noise's: the paper's regulariser.
+    The variance of these weights' kept iterates, with one pseudo-observation of the noise's: the paper's regulariser.
     It vanishes as the chain grows, and is all there is for one iterate.
     """
-    pseudo = torch.full_like(chain.theta[i], chain.variance) if scale is None else chain.variance * scale[i]
+    if scale is None:
+        pseudo = [torch.full_like(chain.theta[i], chain.variance) for i in part]
+    else:
+        pseudo = torch._foreach_mul([scale[i] for i in part], chain.variance)
     if chain.moments is None:
-        return pseudo.expand_as(chain.theta[i])
-    return (chain.moments.squares[i] + pseudo) / chain.moments.count
-
-
-def constant(chain: Chain) -> Chain:
-    """The chain without graphs."""
-    moments = chain.moments and chain.moments._replace(mean=[t.detach() for t in chain.moments.mean])
-    return chain._replace(theta=[t.detach() for t in chain.theta], moments=moments)
-
-
-def restarted(chain: Chain, theta: List[Tensor]) -> Chain:
-    """The chain at new tensors of the same values, with which its iterates move from now on."""
-    moments = constant(chain).moments
-    if moments is not None:
-        pairs = zip(moments.lag, chain.lag)
-        moments = moments._replace(lag=[m if h is None else -h if m is None else m - h for m, h in pairs])
-    return chain._replace(theta=list(theta), lag=[None] * len(theta), moments=moments)
+        return [p.expand_as(chain.theta[i]) for i, p in zip(part, pseudo)]
+    return [(chain.moments.squares[i] + p) / chain.moments.count for i, p in zip(part, pseudo)]

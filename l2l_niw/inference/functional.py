@@ -1,13 +1,13 @@
 """A model's random weights as a list of tensors, and the model as a function of them."""
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from l2l_niw.errors import ArgumentError, ModelError
 
@@ -64,37 +64,37 @@ class Replica:
     **Description**
 
     A copy of a model's modules that shares what they hold, and in which weights can be read and replaced. A weight
-    that modules share is one weight in several places.
+    that modules share is one weight in several places, and so is one of a module that is registered twice
+    (`torch.func.functional_call` leaves that one replaced: https://github.com/pytorch/pytorch/issues/164759).
 
     **Arguments**
 
     * **model** (Module) - The model.
-    * **names** (list) - The names of its random weights.
+    * **tensors** (sequence) - Those of its parameters and buffers that are replaced.
     * **copy** (bool, *optional*, default=True) - Whether weights go into a copy, or into the model itself.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str], copy: bool = True):
-        parameters = dict(model.named_parameters())
-        self._index = {id(parameters[name]): i for i, name in enumerate(names)}
+    def __init__(self, model: nn.Module, tensors: Sequence[Tensor], copy: bool = True):
+        self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
         self._places: List[Tuple[dict, str, int]] = []
         self._recurrent: List[nn.Module] = []  # RNNs read their weights from a list of their own
         self._keep = not copy
         self.module = self._copy(model, {})
         first = {i: (owner, key) for owner, key, i in reversed(self._places)}
-        self._first = [first[i] for i in range(len(names))]
+        self._first = [first[self._index[id(tensor)]] for tensor in tensors]
 
     def _copy(self, module: nn.Module, memo: Dict[int, nn.Module]) -> nn.Module:
         twin = memo.get(id(module))
         if twin is None:
             memo[id(module)] = twin = module if self._keep else module.__new__(type(module))
             children = {k: None if m is None else self._copy(m, memo) for k, m in module._modules.items()}
-            parameters = module._parameters
+            parameters, buffers = module._parameters, module._buffers
             if not self._keep:
-                parameters = parameters.copy()
-                hooks = OrderedDict(module._forward_pre_hooks)
-                own = {"_buffers": module._buffers.copy(), "_modules": children, "_forward_pre_hooks": hooks}
-                twin.__dict__.update(module.__dict__, _parameters=parameters, **own)
-            self._places += [(parameters, k, self._index[id(p)]) for k, p in parameters.items() if id(p) in self._index]
+                parameters, buffers = parameters.copy(), buffers.copy()
+                own = {"_modules": children, "_forward_pre_hooks": OrderedDict(module._forward_pre_hooks)}
+                twin.__dict__.update(module.__dict__, _parameters=parameters, _buffers=buffers, **own)
+            for held in (parameters, buffers):
+                self._places += [(held, k, self._index[id(t)]) for k, t in held.items() if id(t) in self._index]
             if "_flat_weights_names" in twin.__dict__:
                 self._recurrent.append(twin)
         return twin
@@ -111,34 +111,28 @@ class Replica:
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
-class Stateless:
-    """
-    **Description**
+def replica_by_name(model: nn.Module, names: Iterable[str]) -> Replica:
+    """A replica in which the parameters and buffers of these names are replaced; those that are tied have several."""
+    tensors = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+    unknown = [name for name in names if name not in tensors]
+    if unknown:
+        raise ArgumentError(f"weights: the model has no parameter or buffer '{min(unknown)}'.")
+    return Replica(model, [tensors[name] for name in names])
 
-    A module as a function of its parameters and buffers, as `torch.func.functional_call`. That one leaves other
-    weights in a module that is registered twice, as in learn2learn's OmniglotCNN
-    (https://github.com/pytorch/pytorch/issues/164759); here every place is written to once, and once again.
 
-    **Arguments**
-
-    * **module** (Module) - The module. Its parameters and buffers are looked up now.
-    """
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        places: Dict[int, List[str]] = {}
-        for prefix, owner in module.named_modules():  # each once, whatever its names
-            for key, tensor in (*owner._parameters.items(), *owner._buffers.items()):
-                places.setdefault(id(tensor), []).append(f"{prefix}.{key}" if prefix else key)
-        self._places = {name: places[id(tensor)] for name, tensor in tensors}
-
-    def __call__(self, tensors: Mapping[str, Tensor], args: tuple, kwargs: dict) -> Any:
-        unknown = tensors.keys() - self._places.keys()
-        if unknown:
-            raise ArgumentError(f"weights: the model has no parameter or buffer '{min(unknown)}'.")
-        everywhere = {place: t for name, t in tensors.items() for place in self._places[name]}
-        return functional_call(self.module, everywhere, args, kwargs, tie_weights=False)
+@contextmanager
+def unchanged_buffers(module: nn.Module, on_success: bool = True) -> Iterator[None]:
+    """Gives a module's buffers, such as running statistics, their values back: always, or only after an error."""
+    before = [(b, b.clone()) for b in module.buffers()]
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if failed or on_success:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
 
 
 def batch_size(outputs: Any, inputs: Any) -> Optional[int]:

@@ -1,7 +1,7 @@
 """A Gaussian over a task's weights, and its predictions (Sec. 3.2)."""
 
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from l2l_niw.checks import check_finite, check_loss, check_number
 from l2l_niw.errors import ArgumentError, LossError, NIWError
-from l2l_niw.inference.functional import Stateless, batch_size
+from l2l_niw.inference.functional import batch_size, replica_by_name
 from l2l_niw.predictions import Prediction
 
 Outputs = Union[Tensor, Prediction]
@@ -68,8 +68,10 @@ class GaussianWeights:
 
     def network(self, weights: Weights) -> Callable:
         """The model as a function of its inputs, with these weights."""
-        run, buffers = Stateless(self._module), {name: b.clone() for name, b in self._module.named_buffers()}
-        return lambda *args, **kwargs: run({**weights, **buffers}, args, kwargs)
+        tensors = {**{name: b.clone() for name, b in self._module.named_buffers()}, **weights}
+        replica = replica_by_name(self._module, tensors)
+        replica.put(list(tensors.values()))
+        return lambda *args, **kwargs: replica.module(*args, **kwargs)
 
     def gradient(self, nll: Callable, weights: List[Tensor]) -> Tuple[List[Tensor], int]:
         """The gradient of `nll(network)` at these weights, and the number of examples that the network saw."""
@@ -123,46 +125,6 @@ class GaussianWeights:
         return f"{type(self).__name__}(d={sum(t.numel() for t in self.mean.values())})"
 
 
-class Call:
-    """
-    **Description**
-
-    One call of a module, as a function of its weights and of the tensors among its arguments, that gives
-    tensors: what `vmap` can map. `pack` makes the module's own kind of output of them again.
-
-    **Arguments**
-
-    * **module** (Module) - The network.
-    * **args**, **kwargs** - Its arguments; what is no tensor is the same for every network.
-    """
-
-    def __init__(self, module: nn.Module, args: tuple, kwargs: dict):
-        self.run, self.args, self.kwargs = Stateless(module), args, kwargs
-        self.kind: Union[Type[Tensor], Type[Prediction]] = Tensor
-
-    @property
-    def tensors(self) -> List[Tensor]:
-        return [a for a in (*self.args, *self.kwargs.values()) if isinstance(a, Tensor)]
-
-    def __call__(self, weights: Weights, tensors: List[Tensor]) -> Tuple[Tensor, ...]:
-        given = iter(tensors)
-        args = [next(given) if isinstance(a, Tensor) else a for a in self.args]
-        kwargs = {k: next(given) if isinstance(a, Tensor) else a for k, a in self.kwargs.items()}
-        outputs = self.run(weights, tuple(args), kwargs)
-        if isinstance(outputs, Prediction):
-            self.kind = type(outputs)
-            return outputs.tensors()
-        if not isinstance(outputs, Tensor):
-            raise ArgumentError(
-                f"predict: the model returns a {type(outputs).__name__}, and only tensors can be stacked. "
-                "Call post.network(post.sample()) on the inputs, once per sample."
-            )
-        return (outputs,)
-
-    def pack(self, tensors: Tuple[Tensor, ...]) -> Any:
-        return tensors[0] if self.kind is Tensor else self.kind.rebuild(*tensors)
-
-
 def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict, vectorize: bool) -> List[Any]:
     """
     **Description**
@@ -179,14 +141,42 @@ def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict,
     """
     name, first = next(iter(weights.items()))
     lead = first.shape[: first.dim() - dict(module.named_parameters())[name].dim()]
-    everything = {**weights, **{k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()}}
-    call = Call(module, args, kwargs)
-    over_tasks = len(lead) > 1
+    buffers = dict(module.named_buffers())
+    replica = replica_by_name(module, [*weights, *buffers])
+    inputs = [*args, *kwargs.values()]
+    mapped = [a for a in inputs if isinstance(a, Tensor)]  # what is no tensor is the same for every network
+    kinds: List[type] = []
+
+    def call(own: List[Tensor], tensors: List[Tensor]) -> Tuple[Tensor, ...]:
+        given = iter(tensors)
+        every = [next(given) if isinstance(a, Tensor) else a for a in inputs]
+        replica.put(own)
+        outputs = replica.module(*every[: len(args)], **dict(zip(kwargs, every[len(args) :])))
+        kinds.append(type(outputs))
+        if isinstance(outputs, Prediction):
+            return outputs.tensors()
+        if not isinstance(outputs, Tensor):
+            raise ArgumentError(
+                f"predict: the model returns a {type(outputs).__name__}, and only tensors can be stacked. "
+                "Call post.network(post.sample()) on the inputs, once per sample."
+            )
+        return (outputs,)
+
+    def over_tasks(own: List[Tensor], tensors: List[Tensor]) -> Tuple[Tensor, ...]:
+        found = [call([t[i] for t in own], [t[i] for t in tensors]) for i in range(lead[1])]
+        return tuple(torch.stack(parts) for parts in zip(*found))
+
+    def pack(tensors: Sequence[Tensor]) -> Any:
+        return kinds[0].rebuild(*tensors) if issubclass(kinds[0], Prediction) else tensors[0]
+
+    def everything() -> List[Tensor]:
+        return [*weights.values(), *(b.expand(lead + b.shape).clone() for b in buffers.values())]
+
     if vectorize:
-        mapped = vmap(call, randomness="different") if over_tasks else call
+        per_task = vmap(call, randomness="different") if len(lead) > 1 else call
         try:
-            outputs = vmap(mapped, in_dims=(0, None), randomness="different")(everything, call.tensors)
-            return [call.pack(tuple(t[s] for t in outputs)) for s in range(lead[0])]
+            outputs = vmap(per_task, in_dims=(0, None), randomness="different")(everything(), mapped)
+            return [pack([t[s] for t in outputs]) for s in range(lead[0])]
         except NIWError:
             raise
         except RuntimeError as error:  # not vmap's doing, if the loop raises it again
@@ -196,13 +186,5 @@ def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict,
                 "so without a warning.",
                 stacklevel=3,
             )
-            everything.update({k: b.expand(lead + b.shape).clone() for k, b in module.named_buffers()})
-    return [loop(call, {k: t[s] for k, t in everything.items()}, over_tasks) for s in range(lead[0])]
-
-
-def loop(call: Call, weights: Weights, over_tasks: bool) -> Any:
-    if not over_tasks:
-        return call.pack(call(weights, call.tensors))
-    tasks = range(len(next(iter(weights.values()))))
-    outputs = [call({k: t[i] for k, t in weights.items()}, [t[i] for t in call.tensors]) for i in tasks]
-    return call.pack(tuple(torch.stack(parts) for parts in zip(*outputs)))
+    tensors, run = everything(), over_tasks if len(lead) > 1 else call
+    return [pack(run([t[s] for t in tensors], mapped)) for s in range(lead[0])]

@@ -1,12 +1,13 @@
 """For which weights inner steps keep their graph: none, the last layer's, or all.
 
-The last layer's is small. A step's graph is cut at the features that the layer gets: behind them the body's graph is
-freed, before them it holds that layer, and whatever follows it. The graph of the first step is not cut, and the
-features of later steps on the same inputs stand for the first one's. So the last layer's iterates depend on the
-features and on each other, and the body's are constants that move with where they began.
+The last layer's is small. All that is behind its features is one node, `Body`. From the second step on, once the step
+is taken that node drops what it holds, and what comes back to it goes to the features that the same inputs had at the
+first step, the only one whose whole graph is kept. So the last layer's iterates depend on the features and on each
+other, and the body's are constants that move with m_0.
 """
 
-from typing import Any, Callable, Collection, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,105 @@ SECOND_ORDER = ("none", "last_layer", "all")
 Gradients = List[Optional[Tensor]]
 
 
-class Cut(NamedTuple):
-    """Where the last layer begins: its features, and those of the same inputs before the first step, if there are."""
+def run(function: Callable) -> Any:
+    return function()
 
-    features: Tensor
+
+class Behind:
+    """
+    **Description**
+
+    The last layer's features in one forward, and what they were computed from, until a step is taken on them.
+
+    **Arguments**
+
+    * **features** (Tensor) - The features.
+    * **inputs** (sequence) - The tensors that they were computed from.
+    * **calls** (list) - The numbers of the layer's calls in that forward. Several may share what is behind them.
+    * **again** (callable) - Calls a function as the forward was called: with its weights in the model, from which a
+        checkpointed body computes its activations anew.
+    """
+
+    def __init__(self, features: Tensor, inputs: Sequence[Tensor], calls: Sequence[int] = (), again: Callable = run):
+        self.features: Optional[Tensor] = features
+        self.inputs, self.calls, self.again = inputs, calls, again
+
+    def release(self) -> None:
+        self.features, self.inputs, self.again = None, (), None
+
+    def nodes(self) -> Optional[Set[Any]]:
+        """The graph of the features; None if it has leaves that are not among the inputs."""
+        ends, leaves = {t.grad_fn for t in self.inputs}, {id(t) for t in self.inputs}
+        if self.features.is_leaf:
+            return set() if id(self.features) in leaves else None
+        waiting, seen = [self.features.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if hasattr(node, "variable"):
+                if id(node.variable) not in leaves:
+                    return None
+            elif node is not None and node not in ends and node not in seen:
+                seen.add(node)
+                waiting += [following for following, _ in node.next_functions]
+        return seen
+
+    def is_used_again(self) -> bool:
+        """Whether the back-propagation under way, or one after it, may come to the features' graph by another way."""
+        engine = torch._C._autograd
+        if torch.is_grad_enabled() or len(self.calls) > 1 or not hasattr(engine, "_get_current_graph_task_keep_graph"):
+            return True
+        return engine._get_current_graph_task_keep_graph() or any(map(torch._C._will_engine_execute_node, self.nodes()))
+
+
+class Body(torch.autograd.Function):
+    """
+    **Description**
+
+    The last layer's features as one function of what they were computed from. Its gradient goes there until a step is
+    taken on them, and then to the first step's features, which as everywhere in this mode stand for later ones.
+    """
+
+    @staticmethod
+    def forward(ctx, behind: Behind, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
+        ctx.behind = behind
+        return behind.features.detach()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        behind, others = ctx.behind, [None] * (len(ctx.needs_input_grad) - 2)
+        if behind.features is None:
+            return (None, gradient if ctx.needs_input_grad[1] else None, *others)
+        settings = {"retain_graph": behind.is_used_again(), "create_graph": torch.is_grad_enabled()}
+        settings.update(outputs=behind.features, inputs=behind.inputs, grad_outputs=gradient, allow_unused=True)
+        return (None, None, *behind.again(partial(torch.autograd.grad, **settings)))
+
+
+class Cut(NamedTuple):
+    """Where the last layer begins in a forward: what is behind, its features as it got them, the first step's."""
+
+    behind: Behind
+    inside: Tensor
     first: Optional[Tensor]
+
+
+def cut(
+    features: Tensor, inputs: Sequence[Tensor], first: Sequence[Tensor], calls: List[int], again: Callable = run
+) -> Cut:
+    """
+    **Description**
+
+    Cuts off what is behind the features of the last layer's next call.
+
+    **Arguments**
+
+    * **inputs**, **calls**, **again** - As in `Behind`.
+    * **first** (sequence) - What the layer got at the first step on the same inputs.
+    """
+    number = len(calls)
+    calls.append(number)
+    behind = Behind(features, [t for t in inputs if t.requires_grad], calls, again)
+    match = first[number] if number < len(first) and first[number].shape == features.shape else None
+    return Cut(behind, Body.apply(behind, match, *behind.inputs), match)
 
 
 class Lift(torch.autograd.Function):
@@ -41,149 +136,85 @@ class Lift(torch.autograd.Function):
         return function(x if in_dims[0] is None else x.movedim(in_dims[0], 0)), 0
 
 
-def last_called(model: nn.Module, run: Callable) -> Tuple[Any, Optional[nn.Module], List[Tensor]]:
-    """What `run` returns, which of the model's modules with parameters of its own it called last, and on what."""
+def last_called(model: nn.Module, run: Callable) -> Optional[nn.Module]:
+    """Which of the model's modules with parameters of its own is called last."""
     own, called = set(model.modules()), []
 
     def note(module: nn.Module, args: tuple) -> None:
         if module in own and module._parameters:
-            called.append((module, args))
+            called.append(module)
 
     handle = register_module_forward_pre_hook(note)
     try:
-        outputs = run()
+        run()
     finally:
         handle.remove()
-    if not called:
-        return outputs, None, []
-    last = called[-1][0]
-    features = [args[0] for module, args in called if module is last and args and isinstance(args[0], Tensor)]
-    return outputs, last, [x for x in features if x.requires_grad]
+    return called[-1] if called else None
 
 
-class LayerGraph:
+def behind(
+    loss: Tensor, cuts: Sequence[Cut], weights: Sequence[Sequence[Tensor]], body: Sequence[int]
+) -> Optional[List[Cut]]:
     """
-    **Description**
-
-    A step's gradients in the last layer's weights, with their graph to the features and to these weights.
-
-    **Arguments**
-
-    * **gradients** (list) - Of the weights that the loss depends on.
-    * **features** (list) - What the layer got. Their own graph is about to be freed.
-    * **weights** (list) - The weights.
+    The cuts that a loss's graph comes to, or None if it comes to one of the body's weights by another way too. Weights
+    may be there several times, as they are and as forwards ran with them.
     """
-
-    def __init__(self, gradients: List[Tensor], features: List[Tensor], weights: List[Tensor]):
-        self.gradients, self.inputs = gradients, [*features, *weights]
-        self.entered = Entered()
-        for x in features:
-            x.register_hook(self.entered.check)
-
-    def vjp(self, upstream: Sequence[Tensor], create_graph: bool = False) -> Tuple[Tensor, ...]:
-        settings = {"retain_graph": True, "create_graph": create_graph, "materialize_grads": True}
-        self.entered.here = True
-        try:
-            return torch.autograd.grad(self.gradients, self.inputs, upstream, allow_unused=True, **settings)
-        finally:
-            self.entered.here = False
-
-
-class Entered:
-    """Whether a `LayerGraph` is differentiated by itself. Apart, since its features hold it."""
-
-    here = True
-
-    def check(self, gradient: Tensor) -> None:
-        if not self.here:
-            raise LossError(
-                "a loss was back-propagated on which adapt had taken a second or later step: second_order='last_layer' "
-                "has freed the graph behind its features. Compute the loss anew, or choose 'none' or 'all'."
-            )
-
-
-class StepGradient(torch.autograd.Function):
-    """
-    **Description**
-
-    The gradients of a `LayerGraph` as functions of the first step's features and of the layer's weights. The graph by
-    which they were computed hangs on features whose own graph is gone, and is never entered from outside.
-    """
-
-    @staticmethod
-    def forward(ctx, graph: LayerGraph, *inputs: Optional[Tensor]) -> Tuple[Tensor, ...]:
-        ctx.graph = graph
-        return tuple(g.detach() for g in graph.gradients)
-
-    @staticmethod
-    def backward(ctx, *upstream: Tensor):
-        if torch.is_grad_enabled():
-            found = StepProduct.apply(ctx.graph, *upstream)
-        else:
-            found = ctx.graph.vjp(upstream)
-        return (None, *(g if needed else None for g, needed in zip(found, ctx.needs_input_grad[1:])))
-
-
-class StepProduct(torch.autograd.Function):
-    """The backward of `StepGradient` as a function of its upstream gradient, to which all else is constant."""
-
-    @staticmethod
-    def forward(ctx, graph: LayerGraph, *upstream: Tensor) -> Tuple[Tensor, ...]:
-        ctx.graph = graph
-        return graph.vjp(upstream)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *directions: Tensor):
-        with torch.enable_grad():
-            upstream = [torch.zeros_like(g, requires_grad=True) for g in ctx.graph.gradients]
-            products = ctx.graph.vjp(upstream, create_graph=True)
-        found = torch.autograd.grad(products, upstream, directions, allow_unused=True, materialize_grads=True)
-        return (None, *found)
-
-
-def reaches(loss: Tensor, goal: Collection[object], stop: Collection[object]) -> bool:
-    """Whether a loss's graph comes to one of the nodes `goal` by a way on which there is none of `stop`."""
-    waiting, seen = [loss.grad_fn], set(stop)
+    gates = {c.inside.grad_fn: c for c in cuts}
+    goal = {(own[i].grad_fn, own[i].output_nr) for own in weights for i in body}
+    seen = {w.grad_fn for own in weights for w in own}  # beyond are earlier steps
+    waiting, found = [(loss.grad_fn, 0)], []
     while waiting:
-        node = waiting.pop()
-        if node in goal:
-            return True
+        place = waiting.pop()
+        if place in goal:
+            return None
+        node = place[0]
         if node is not None and node not in seen:
             seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return False
+            if node in gates:
+                found.append(gates[node])
+            else:
+                waiting += node.next_functions
+    return found
 
 
 def differentiate(
-    loss: Tensor, weights: Sequence[Tensor], kept: Sequence[int] = (), cuts: Sequence[Cut] = ()
+    loss: Tensor,
+    weights: Sequence[Tensor],
+    kept: Sequence[int] = (),
+    cuts: Sequence[Cut] = (),
+    create_graph: bool = True,
+    retain: bool = False,
 ) -> Gradients:
-    """The loss's gradient for each weight, with a graph for those that are `kept`; None where it does not depend."""
-    body = [i for i in range(len(weights)) if i not in kept]
+    """
+    **Description**
+
+    The loss's gradient for each weight, with a graph for those that are `kept`; None where it does not depend.
+
+    **Arguments**
+
+    * **cuts** (sequence, *optional*, default=()) - Where the loss's graph can be cut: behind them it has all of the
+        body's weights.
+    * **create_graph** (bool, *optional*, default=True) - False for a gradient without a graph.
+    * **retain** (bool, *optional*, default=False) - Whether the graph behind the cuts is used once more.
+    """
     found: Gradients = [None] * len(weights)
+    body = [i for i in range(len(weights)) if i not in kept]
+
+    def fill(part: Sequence[int], gradients: Sequence[Optional[Tensor]]) -> None:
+        for i, gradient in zip(part, gradients):
+            found[i] = gradient
+
     if cuts:
-        features = [c.features for c in cuts]
-        inputs = [*features, *(weights[i] for i in kept)]
-        gradients = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
-        behind = [(c, g) for c, g in zip(cuts, gradients) if g is not None]
-        pairs = [(i, g) for i, g in zip(kept, gradients[len(cuts) :]) if g is not None]
-        if pairs:
-            layer = [weights[i] for i, _ in pairs]
-            graph = LayerGraph([g for _, g in pairs], [c.features for c, _ in behind], layer)
-            outputs = StepGradient.apply(graph, *(c.first for c, _ in behind), *layer)
-            for (i, _), g in zip(pairs, outputs):
-                found[i] = g
-        slopes = [g.detach() for _, g in behind]
-        if slopes:
-            pulled = torch.autograd.grad([c.features for c, _ in behind], weights, slopes, allow_unused=True)
-            if pairs:
-                graph.entered.here = False
-            found = [b if a is None else a if b is None else a + b for a, b in zip(found, pulled)]
+        inputs = [*(c.inside for c in cuts), *(weights[i] for i in kept)]
+        gradients = torch.autograd.grad(loss, inputs, retain_graph=True, create_graph=create_graph, allow_unused=True)
+        fill(kept, gradients[len(cuts) :])
+        pairs = [(c.behind.features, g.detach()) for c, g in zip(cuts, gradients) if g is not None]
+        features, upstream = zip(*pairs)
+        own = [weights[i] for i in body]
+        fill(body, torch.autograd.grad(features, own, upstream, retain_graph=retain, allow_unused=True))
         return found
-    for part, graph in ((kept, True), (body, False)):
+    for part, graph in ((kept, create_graph), (body, False)):
         if part:
             own = [weights[i] for i in part]
-            gradients = torch.autograd.grad(loss, own, retain_graph=True, create_graph=graph, allow_unused=True)
-            for i, gradient in zip(part, gradients):
-                found[i] = gradient
+            fill(part, torch.autograd.grad(loss, own, retain_graph=True, create_graph=graph, allow_unused=True))
     return found

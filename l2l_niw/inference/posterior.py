@@ -9,56 +9,58 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.chain import Chain, Settings, iterate_variance, mean_of
+from l2l_niw.inference.chain import Chain, Settings, mean_of
 from l2l_niw.inference.closed_form import draw, episode_posterior
 from l2l_niw.inference.curvature import Curvature
 from l2l_niw.inference.prior import Prior
 
-Scale = Optional[Sequence[Tensor]]
-
 
 @torch.no_grad()
 def chain_precision(
-    chain: Chain, i: int, scale: Scale, curvature: Curvature, settings: Settings
+    chain: Chain, part: Sequence[int], prior: Prior, curvature: Curvature, settings: Settings, bounded: bool = True
+) -> List[Tensor]:
+    """What the chain says of these weights' precisions, within their bounds or as it is."""
+    found = curvature.precision(chain, part, prior.scale if settings.learn_step_sizes else None, settings.temperature)
+    found = [a if chain.used[i] else torch.zeros_like(a) for i, a in zip(part, found)]
+    if bounded:
+        for a in found:
+            a.clamp_(*settings.precision_bounds)
+    return found
+
+
+def samples_posterior(chain: Chain, i: int, curvature: Curvature, settings: Settings) -> bool:
+    """Whether the chain's precision of a weight is the posterior's, rather than the likelihood's."""
+    return settings.prior_in_chain and curvature.noisy and chain.used[i]
+
+
+def gaussian(
+    mean: Tensor, m0: Tensor, p0: Tensor, a: Tensor, complete: bool, settings: Settings
 ) -> Tuple[Tensor, Tensor]:
-    """What the chain says of one weight's precision: within its bounds, and as it was."""
-    raw = torch.zeros_like(chain.theta[i])
-    if chain.used[i]:
-        raw = curvature.precision(chain, i, scale, settings.temperature)
-    return raw.clamp(*settings.precision_bounds), raw
+    """q_i of a weight: its chain's mean and 1 / a if the chain samples it; else Eq. 13's variance, and its mean too."""
+    if complete:
+        return mean, 1.0 / a
+    own, variance = episode_posterior(m0, p0, mean, a)
+    return mean if settings.prior_in_chain else own, variance
 
 
 def posterior(
-    chain: Chain,
-    prior: Prior,
-    scale: Scale,
-    curvature: Curvature,
-    settings: Settings,
-    mean: Optional[Sequence[Tensor]] = None,
+    chain: Chain, prior: Prior, curvature: Curvature, settings: Settings, mean: Optional[Sequence[Tensor]] = None
 ) -> Tuple[List[Tensor], List[Tensor]]:
     """
     q_i's means and variances, as functions of L_0 and of `mean`, the chain's mean with the graph that it is to have; a
     constant if it is not given.
     """
-    means, variances = [], []
+    found = []
     mean = mean or [t.detach() for t in mean_of(chain)]
-    for i, (m_bar, m0, log_variance) in enumerate(zip(mean, prior.m0, prior.log_variance)):
-        if settings.prior_in_chain and chain.used[i] and curvature.noisy:  # the chain samples q_i itself
-            low, high = settings.precision_bounds
-            own, variance = m_bar, torch.zeros_like(m_bar.detach())  # a spike at T = 0, wherever the iterates are
-            if settings.temperature:
-                variance = iterate_variance(chain, i, scale).clamp(1.0 / high, 1.0 / low)
-        else:
-            a, _ = chain_precision(chain, i, scale, curvature, settings)
-            own, variance = episode_posterior(m0, log_variance, m_bar, a)
-            own = m_bar if settings.prior_in_chain and chain.used[i] else own
-        means.append(own)
-        variances.append(variance)
-    return means, variances
+    precisions = chain_precision(chain, range(len(mean)), prior, curvature, settings)
+    for i, (m_bar, m0, a) in enumerate(zip(mean, prior.m0, precisions)):
+        complete = samples_posterior(chain, i, curvature, settings)
+        found.append(gaussian(m_bar, m0, prior.precision(i), a, complete, settings))
+    return [m for m, _ in found], [v for _, v in found]
 
 
 def draw_network(
-    chain: Chain, m_bar: Sequence[Tensor], prior: Prior, scale: Scale, curvature: Curvature, settings: Settings
+    chain: Chain, m_bar: Sequence[Tensor], prior: Prior, curvature: Curvature, settings: Settings
 ) -> List[Tensor]:
     """
     **Description**
@@ -70,8 +72,8 @@ def draw_network(
     * **m_bar** (list) - The chain's mean, with the graph that it is to have.
     """
     drawn = []
-    for i, (own, m0, log_variance) in enumerate(zip(m_bar, prior.m0, prior.log_variance)):
-        a, _ = chain_precision(chain, i, scale, curvature, settings)
+    precisions = chain_precision(chain, range(len(m_bar)), prior, curvature, settings)
+    for i, (own, m0, a) in enumerate(zip(m_bar, prior.m0, precisions)):
         deviation = curvature.deviation(chain, i, a).detach()
-        drawn.append(draw(m0, log_variance, own, a, deviation).to(own.dtype))
+        drawn.append(draw(m0, prior.precision(i), own, a, deviation).to(own.dtype))
     return drawn

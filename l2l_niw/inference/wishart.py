@@ -72,11 +72,19 @@ def log_determinant_gap(n0: Tensor, d: int, wishart: str) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def gap_slope(raw: float, d: int, wishart: str) -> float:
-    """The derivative of `log_determinant_gap` in the unconstrained parameter: once for the episodes of one value."""
+def _gap_slope(raw: float, d: int, wishart: str) -> float:
+    """Once for the episodes of one value."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = torch.tensor(raw, dtype=torch.float64, requires_grad=True)
         return torch.autograd.grad(log_determinant_gap(from_raw(leaf, wishart, d), d, wishart), leaf)[0].item()
+
+
+def gap_gradient(raw: Tensor, d: int, wishart: str) -> Tensor:
+    """The derivative of `log_determinant_gap` in the unconstrained parameter, with a graph where one is recorded."""
+    if torch.is_grad_enabled() and raw.requires_grad:
+        gap = log_determinant_gap(from_raw(raw, wishart, d), d, wishart)
+        return torch.autograd.grad(gap, raw, create_graph=True)[0]
+    return torch.full_like(raw, _gap_slope(raw.item(), d, wishart))
 
 
 def initial_degrees(wishart: str, d: int) -> float:

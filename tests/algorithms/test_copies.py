@@ -198,7 +198,6 @@ def test_a_clone_made_in_inference_mode_says_that_it_cannot_adapt():
         learner.adapt(learner(x).square().mean())
 
 
-@pytest.mark.xfail(strict=True, reason="a learner holds the wrapper's parameters: a write is used, or torch refuses")
 @pytest.mark.parametrize("part", ["m_0", "V_0 and n_0"])
 @pytest.mark.parametrize("moment", ["before adapt", "before the query", "before backward"])
 @pytest.mark.parametrize("inference", ["langevin", "closed_form"])

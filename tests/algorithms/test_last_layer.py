@@ -33,7 +33,7 @@ def task():
 
 
 def wrapper(model, **options):
-    return NIW(model, LR, **{"temperature": 0.0, "learn_step_sizes": False, **options})
+    return NIW(model, **{"lr": LR, "temperature": 0.0, "learn_step_sizes": False, **options})
 
 
 def cross_entropy(net, x, y):
@@ -333,6 +333,7 @@ class Weighted:
     [
         pytest.param(network, "2", with_penalty, id="penalty"),
         pytest.param(Skip, "last", cross_entropy, id="skip connection"),
+        pytest.param(Reused, "last", cross_entropy, id="features used once more"),
         pytest.param(Tied, "last", cross_entropy, id="tied weight"),
     ],
 )
@@ -340,26 +341,6 @@ def test_where_the_body_reaches_the_loss_past_the_features_no_graph_is_cut(make,
     model, data = make(), task()
     found = run(wrapper(model), data, loss)[: len(list(model.parameters()))]
     assert_close(found, Bypassed(model, layer).gradients(data, loss))
-
-
-def test_features_that_are_used_once_more_are_the_first_step_s_there_too():
-    model, (x, y, x_query, y_query) = Reused(), task()
-    found = run(wrapper(model), (x, y, x_query, y_query))[:4]
-    m0 = list(model.parameters())
-
-    def outputs(features, last):
-        return F.linear(features, *last) * features + features.square()
-
-    first, theta = torch.tanh(F.linear(x, *m0[:2])), m0
-    for _ in range(STEPS):
-        leaves = [t.detach().requires_grad_() for t in theta]
-        features = torch.tanh(F.linear(x, *leaves[:2]))
-        step = list(torch.autograd.grad(F.cross_entropy(outputs(features, leaves[2:]), y), leaves, retain_graph=True))
-        value = F.cross_entropy(outputs(features.detach() + first - first.detach(), theta[2:]), y)
-        step[2:] = torch.autograd.grad(value, theta[2:], create_graph=True)
-        theta = [t - LR * g for t, g in zip(theta, step)]
-    query = outputs(torch.tanh(F.linear(x_query, *theta[:2])), theta[2:])
-    assert_close(found, torch.autograd.grad(F.cross_entropy(query, y_query), m0))
 
 
 def test_steps_of_both_kinds_can_follow_each_other():
@@ -502,7 +483,8 @@ def test_features_of_later_steps_are_freed():
     learner = wrapper(model).clone()
     for _ in range(6):
         learner.adapt(F.cross_entropy(learner(x), y))
-    assert [ref.expired() for ref in seen[1:]] == [True] * 5  # the body's inner activations, all but the first step's
+    # the body's inner activations, but for the forward that shows the last layer and for the first step
+    assert [ref.expired() for ref in seen[2:]] == [True] * 5
 
 
 def test_predictions_on_the_way_change_nothing():
@@ -531,10 +513,7 @@ class Checkpointed(nn.Module):
         return self.layers[2](torch.utils.checkpoint.checkpoint(self.layers[:2], x, use_reentrant=False))
 
 
-ANEW = pytest.mark.xfail(strict=True, reason="the first step's features are computed anew from later weights")
-
-
-@pytest.mark.parametrize("second_order", ["none", pytest.param("last_layer", marks=ANEW)])  # "all" is as wrong as MAML
+@pytest.mark.parametrize("second_order", ["none", "last_layer"])  # "all" is as wrong as MAML
 def test_a_body_that_is_computed_anew_has_its_own_weights(second_order):
     model, data = network(), task()
     found = [run(wrapper(m, second_order=second_order), data) for m in (Checkpointed(model), model)]
@@ -623,3 +602,45 @@ def test_a_loss_whose_graph_was_freed_is_told():
     value.backward()
     with pytest.raises(LossError, match="freed"):
         learner.adapt(value)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x, z):
+        return self.last(torch.tanh(self.body(x) * z.mean()))
+
+
+@pytest.mark.parametrize("other", [lambda q: q, lambda q: 2 * q, lambda q: q.clone()], ids=["same", "twice", "copy"])
+def test_inputs_that_depend_on_each_other_get_their_gradient_once(other):
+    model, (x, y, x_query, y_query), found = TwoInputs(), task(), []
+    for second_order in ("last_layer", "none"):
+        learner = wrapper(model, second_order=second_order, lr=1e-9).clone()
+        for _ in range(2):
+            learner.adapt(F.cross_entropy(learner(x, x), y))
+        q = x_query.clone().requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the whole graph that is kept
+            F.cross_entropy(learner(q, other(q)), y_query).backward()
+        found.append(q.grad)
+    assert torch.allclose(*found, atol=1e-7)
+
+
+def test_a_later_support_loss_that_joins_the_outer_loss_goes_by_the_first_step_s_features():
+    model, (x, y, _, _) = network(), task()
+    niw = wrapper(model)
+    learner = niw.clone()
+    learner.adapt(F.cross_entropy(learner(x), y))
+    loss = F.cross_entropy(learner(x), y)
+    weights = [p.detach().clone() for p in learner.parameters()]
+    learner.adapt(loss)
+    loss.backward()
+    m0 = list(model.parameters())
+    first = torch.tanh(F.linear(x, *m0[:2]))
+    step = torch.autograd.grad(F.cross_entropy(F.linear(first, *m0[2:]), y), m0[2:], create_graph=True)
+    head = [m - LR * g for m, g in zip(m0[2:], step)]
+    features = torch.tanh(F.linear(x, *weights[:2])) + first - first.detach()
+    expected = torch.autograd.grad(F.cross_entropy(F.linear(features, *head), y), m0)
+    assert_close([p.grad for p in m0], expected)

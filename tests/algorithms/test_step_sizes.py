@@ -133,10 +133,7 @@ def test_weights_may_be_used_by_some_steps_only(firsts, learned):
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_a_clone_of_an_adapted_learner_has_the_same_gradient(learned, noisy, request):
-    if noisy or not learned:
-        reason = "a restarted chain takes its start for m_0: the prior's pull is to m_0"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_clone_of_an_adapted_learner_has_the_same_gradient(learned, noisy):
     x, weights, x_query = data()
 
     def episode(cloned):

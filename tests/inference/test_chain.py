@@ -2,19 +2,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from prior_cases import make_prior
+from prior_cases import leaves_of, make_prior, with_leaves
 
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import (
     BLOCK,
     Settings,
-    in_blocks,
+    constant_step,
     init,
     iterate_variance,
     langevin_step,
     mean_of,
     noise_like,
-    restarted,
     step,
 )
 
@@ -28,10 +27,14 @@ def flat_prior(*shape):
     return make_prior([torch.zeros(shape)], [torch.zeros(shape)])
 
 
-def run(chain, gradient, prior, n, settings, steps, scale=None):
+def run(chain, gradient, prior, n, settings, steps):
     for _ in range(steps):
-        chain = step(chain, [gradient(chain.theta[0])], prior, n, settings, scale=scale)
+        chain = step(chain, [gradient(chain.theta[0])], prior, n, settings)
     return chain
+
+
+def variance_of(chain, scale=None):
+    return iterate_variance(chain, [0], scale)[0]
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0])
@@ -52,16 +55,16 @@ def test_long_chain_has_the_moments_of_the_tempered_likelihood(temperature, n):
     assert kept == 1000
     lags = torch.arange(1, kept)
     loss = (1 + 2 * ((1 - lags / kept) * correlation[:, None] ** lags).sum(1)) / kept
-    assert torch.allclose(iterate_variance(chain, 0, None).mean(1), stationary * (1 - loss), rtol=0.03)
+    assert torch.allclose(variance_of(chain).mean(1), stationary * (1 - loss), rtol=0.03)
     assert torch.allclose(mean_of(chain)[0].mean(1), centre.squeeze(1), atol=0.02 * temperature**0.5)
 
 
 def test_scaled_steps_have_the_same_stationary_law():
     repeats, precision = 8000, 2.0
     scale = torch.tensor([[0.25], [1.0], [4.0]]).expand(3, repeats)
+    prior = make_prior([torch.zeros(3, repeats)], [scale.log()])
     settings = Settings(lr=0.005, temperature=1.0, learn_step_sizes=True)
-    start = init([torch.zeros(3, repeats)])
-    chain = run(start, lambda theta: precision * theta, flat_prior(3, repeats), 1, settings, 1500, [scale])
+    chain = run(init(prior.m0), lambda theta: precision * theta, prior, 1, settings, 1500)
     assert torch.allclose(chain.theta[0].var(1), torch.tensor(1 / precision), rtol=0.06)
 
 
@@ -74,9 +77,7 @@ def test_with_the_prior_in_the_chain_its_law_is_the_exact_posterior(learned, tem
     m0, variance = torch.tensor([[-1.0], [1.0], [2.0]]), torch.tensor([[2.0], [0.5], [0.2]])
     prior = make_prior([m0.expand(3, repeats)], [variance.log().expand(3, repeats)], initial=0.4)
     settings = Settings(lr=0.01 * n, temperature=temperature, learn_step_sizes=learned, prior_in_chain=True)
-    scale = [prior.step_scale(0)] if learned else None
-    chain = init([prior.m0[0].clone()])
-    chain = run(chain, lambda theta: h * (theta - centre) / n, prior, n, settings, 1500, scale)
+    chain = run(init(prior.m0), lambda theta: h * (theta - centre) / n, prior, n, settings, 1500)
     precision = h / temperature + 1 / variance
     mean = (h / temperature * centre + m0 / variance) / precision
     got = chain.theta[0]
@@ -90,10 +91,9 @@ def test_without_noise_the_chain_with_the_prior_ends_at_the_map_whatever_the_ste
     h, centre = torch.tensor([2.0, 0.5, 4.0]), torch.tensor([1.0, -2.0, 0.5])
     m0, variance = torch.tensor([-1.0, 1.0, 2.0]), torch.tensor([2.0, 0.5, 0.2])
     prior = make_prior([m0], [variance.log()], initial=0.4)
-    scale = [prior.step_scale(0)] if learned else None
     for lr in (0.05, 0.3):
         settings = Settings(lr, 0.7, noisy=False, learn_step_sizes=learned, prior_in_chain=True)
-        chain = run(init([m0]), lambda theta: h * (theta - centre), prior, 1, settings, 3000, scale)
+        chain = run(init(prior.m0), lambda theta: h * (theta - centre), prior, 1, settings, 3000)
         map_estimate = (h / 0.7 * centre + m0 / variance) / (h / 0.7 + 1 / variance)
         assert torch.allclose(chain.theta[0], map_estimate, atol=1e-12)
 
@@ -106,7 +106,7 @@ def test_moments_equal_those_of_the_stored_iterates():
     kept = iterates[5:]
     assert chain.moments.count == len(kept)
     assert torch.allclose(mean_of(chain)[0], kept.mean(0))
-    assert torch.allclose(iterate_variance(chain, 0, None), kept.var(0, unbiased=False))
+    assert torch.allclose(variance_of(chain), kept.var(0, unbiased=False))
 
 
 @given(steps=st.integers(1, 6), burn_in=st.integers(0, 8), pseudo=st.floats(1e-9, 1.0))
@@ -116,10 +116,10 @@ def test_few_samples_never_give_nan(steps, burn_in, pseudo):
     for _ in range(steps):
         chain = step(chain, [torch.randn(3)], flat_prior(3), 1, settings)
     assert (chain.moments is None) == (steps <= burn_in)
-    assert torch.isfinite(1 / iterate_variance(chain, 0, None)).all()
+    assert torch.isfinite(1 / variance_of(chain)).all()
     if steps <= burn_in + 1:
         assert torch.equal(mean_of(chain)[0], chain.theta[0])
-        assert torch.allclose(iterate_variance(chain, 0, None), torch.full((3,), pseudo))
+        assert torch.allclose(variance_of(chain), torch.full((3,), pseudo))
 
 
 @pytest.mark.parametrize("prior_in_chain", [False, True])
@@ -132,30 +132,83 @@ def test_without_temperature_a_step_is_gradient_descent(prior_in_chain):
 
 def test_a_weight_without_a_gradient_stays_and_is_not_used():
     prior = make_prior([torch.randn(3), torch.randn(2)], [torch.zeros(3), torch.zeros(2)])
-    start = [torch.randn(3), torch.randn(2)]
-    chain = step(init(start), [None, torch.randn(2)], prior, 1, Settings(0.1, 1.0, prior_in_chain=True))
-    assert chain.theta[0] is start[0]
+    start = init([torch.randn(3), torch.randn(2)])
+    chain = step(start, [None, torch.randn(2)], prior, 1, Settings(0.1, 1.0, prior_in_chain=True))
+    assert chain.theta[0] is start.theta[0]
     assert chain.used == (False, True)
 
 
-# how iterates change with V_0
+def test_a_step_empties_the_list_of_gradients_so_that_they_can_be_freed():
+    gradients = [torch.randn(3)]
+    step(init([torch.zeros(3)]), gradients, flat_prior(3), 1, Settings(0.1, 1.0))
+    assert gradients == []
 
 
-def hand_written(log_variance, m0, gradients, noises, lr, temperature, n, initial, learned):
+@pytest.mark.parametrize("burn_in", [None, 0])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_variances_of_some_weights_are_those_of_all(burn_in, scaled):
+    shapes = [(3,), (2, 2), (), (4,)]
+    prior = make_prior([torch.randn(s) for s in shapes], [torch.randn(s) for s in shapes])
+    chain = init(prior.m0)
+    for _ in range(3):
+        chain = step(chain, [torch.randn(s) for s in shapes], prior, 2, Settings(0.1, 0.6, burn_in=burn_in))
+    scale = prior.scale if scaled else None
+    every = iterate_variance(chain, range(4), scale)
+    for i, variance in enumerate(every):
+        squares = torch.zeros(shapes[i]) if burn_in is None else chain.moments.squares[i]
+        noise = 2 * 0.1 * 0.6 / 2 * (scale[i] if scaled else torch.ones(shapes[i]))
+        assert torch.allclose(variance, (squares + noise) / (1 if burn_in is None else 3))
+    for part in ([2], [3, 0], (1, 2, 3)):
+        assert all(torch.equal(v, every[i]) for v, i in zip(iterate_variance(chain, part, scale), part))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("prior_in_chain", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_iterates_of_half_models_stay_half(dtype, learned, prior_in_chain, keep):
+    m0, log_variance = torch.randn(6).to(dtype), torch.randn(6, dtype=torch.float32)
+    prior = make_prior([m0], [log_variance])
+    settings = Settings(0.1, 0.5, False, learned, prior_in_chain, burn_in=0)
+    exact = make_prior([m0.double()], [log_variance.double()])
+    chain, reference = init(prior.m0, [0] if keep else []), init(exact.m0)
+    for _ in range(3):
+        gradient = torch.randn(6).to(dtype)
+        chain = step(chain, [gradient], prior, 2, settings, [0] if keep else [])
+        reference = step(reference, [gradient.double()], exact, 2, settings)
+    assert chain.theta[0].dtype == mean_of(chain)[0].dtype == dtype
+    assert torch.allclose(chain.theta[0].double(), reference.theta[0], atol=0.1)
+
+
+# how iterates change with L_0
+
+
+def hand_written(start, m0, log_variance, gradients, noises, n, initial, settings):
     """The iterates as autograd sees them: gradients and noise are constants, V_0 is in D and in P_0."""
-    theta, iterates = m0, []
+    theta, iterates, lr, temperature = start, [], settings.lr, settings.temperature
     for gradient, noise in zip(gradients, noises):
-        d = torch.exp(log_variance - initial) if learned else torch.ones_like(m0)
+        d = torch.exp(log_variance - initial) if settings.learn_step_sizes else torch.ones_like(m0)
         theta = theta - lr * d * gradient + torch.sqrt(2 * lr * d * temperature / n) * noise
-        c = lr * d * temperature * torch.exp(-log_variance) / n
-        theta = (theta + c * m0) / (1 + c)
+        if settings.prior_in_chain:
+            c = lr * d * temperature * torch.exp(-log_variance) / n
+            theta = (theta + c * m0) / (1 + c)
         iterates.append(theta)
     return iterates
 
 
-def diagonal_slope(outputs, leaf):
-    (slope,) = torch.autograd.grad(outputs.sum(), leaf, retain_graph=True)  # weights do not mix
-    return slope
+def derivatives(outputs, leaves, upstream):
+    return torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def assert_moves(center, slope, expected, leaves, shape):
+    """An iterate's derivatives are its center's, with its slope in log V_0 beside."""
+    upstream = torch.randn(shape)
+    got = list(derivatives(center, leaves, upstream))
+    if slope is not None:
+        assert not slope.requires_grad
+        got[-1] = got[-1] + upstream * slope
+    for a, b in zip(got, derivatives(expected, leaves, upstream)):
+        assert torch.allclose(a, b, atol=1e-12)
 
 
 @pytest.fixture
@@ -169,84 +222,118 @@ def noises(monkeypatch):
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("prior_in_chain", [False, True])
-def test_the_lag_gives_autograds_derivative_in_log_v0(noises, learned, noisy, prior_in_chain):
-    lr, temperature, n, initial, shape, steps = 0.3, 0.8, 2, -0.7, (4, 3), 6
-    m0, log_variance = torch.randn(shape), 0.5 * torch.randn(shape)
-    prior, gradients = make_prior([m0], [log_variance], initial=initial), torch.randn(steps, *shape)
-    settings = Settings(lr, temperature, noisy, learned, prior_in_chain, burn_in=2)
-    chain = init([m0])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_center_and_slope_give_autograds_derivatives(noises, learned, noisy, prior_in_chain, elsewhere):
+    n, initial, shape, steps = 2, -0.7, (4, 3), 6
+    before = make_prior([torch.randn(shape)], [0.5 * torch.randn(shape)], initial=initial)
+    m0, log_variance, raw = leaves_of(before)
+    prior, gradients = with_leaves(before, [m0, log_variance, raw]), torch.randn(steps, *shape)
+    start = torch.randn(shape).requires_grad_() if elsewhere else prior.m0[0]
+    settings = Settings(0.3, 0.8, noisy, learned, prior_in_chain, burn_in=2)
+    chain = init([start])
     for g in gradients:
-        chain = step(chain, [g], prior, n, settings, scale=[prior.step_scale(0)] if learned else None)
+        chain = step(chain, [g], prior, n, settings)
     assert len(noises) == (steps if noisy else 0)
-
-    leaf = log_variance.clone().requires_grad_()
-    if prior_in_chain:
-        used = noises or torch.zeros(steps, *shape)
-        iterates = hand_written(leaf, m0, gradients, used, lr, temperature, n, initial, learned)
-    else:  # the same without the pull
-        scale = torch.exp(leaf - initial) if learned else 1.0 + 0.0 * leaf
-        moves = [-lr * scale * g for g in gradients]
-        for k, noise in enumerate(noises):
-            moves[k] = moves[k] + torch.sqrt(2 * lr * temperature / n * scale) * noise
-        iterates = [m0 + sum(moves[: k + 1]) for k in range(steps)]
-
-    def slope(theta, lag):
-        return theta - m0 - (0.0 if lag is None else lag)
-
+    used = noises or torch.zeros(steps, *shape)
+    iterates = hand_written(start, prior.m0[0], log_variance, gradients, used, n, initial, settings)
+    leaves, moments = [*([start] if elsewhere else []), m0, log_variance], chain.moments
+    assert (chain.slope[0] is None) == (not learned and not prior_in_chain)
+    assert (chain.center[0] is start) == (not elsewhere or not prior_in_chain)
+    assert not chain.theta[0].requires_grad
     assert torch.allclose(chain.theta[0], iterates[-1], atol=1e-12)
-    assert torch.allclose(slope(chain.theta[0], chain.lag[0]), diagonal_slope(iterates[-1], leaf), atol=1e-12)
-    mean, moments = torch.stack(iterates[2:]).mean(0), chain.moments
+    assert_moves(chain.center[0], chain.slope[0], iterates[-1], leaves, shape)
+    mean = torch.stack(iterates[2:]).mean(0)
     assert torch.allclose(moments.mean[0], mean, atol=1e-12)
-    assert torch.allclose(slope(moments.mean[0], moments.lag[0]), diagonal_slope(mean, leaf), atol=1e-12)
+    assert_moves(moments.center[0], moments.slope[0], mean, leaves, shape)
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_kept_step_has_the_same_derivatives_by_its_graph(noises, learned):
+@pytest.mark.parametrize("kinds", [("used", "late"), ("early", "used"), ("early", "late")])
+def test_weights_that_some_losses_do_not_depend_on_move_as_they_should(noises, learned, kinds):
+    """Used by all three losses, by the last two, or by the first two: those that are not stay where they are."""
+    n, shapes, when = 2, [(4, 3), (5,)], {"used": (0, 1, 2), "late": (1, 2), "early": (0, 1)}
+    before = make_prior([torch.randn(s) for s in shapes], [0.5 * torch.randn(s) for s in shapes])
+    leaves = leaves_of(before)
+    prior, settings = with_leaves(before, leaves), Settings(0.3, 0.8, True, learned, True, burn_in=0)
+    chain, gradients = init(prior.m0), [[torch.randn(s) for s in shapes] for _ in range(3)]
+    drawn = [[], []]
+    for t in range(3):
+        present = [i for i, kind in enumerate(kinds) if t in when[kind]]
+        chain = step(chain, [gradients[t][i] if i in present else None for i in range(2)], prior, n, settings)
+        for i, noise in zip(present, noises[-len(present) :]):
+            drawn[i].append(noise)
+    for i, kind in enumerate(kinds):
+        m0, log_variance = leaves[i], leaves[2 + i]
+        own = [gradients[t][i] for t in when[kind]]
+        moves = hand_written(m0, m0, log_variance, own, drawn[i], n, 0.0, settings)
+        iterates = {"used": moves, "late": [m0, *moves], "early": [*moves, moves[-1]]}[kind]
+        mean = sum(iterates) / 3
+        assert torch.allclose(chain.theta[i], iterates[-1], atol=1e-12)
+        assert_moves(chain.center[i], chain.slope[i], iterates[-1], [m0, log_variance], shapes[i])
+        assert torch.allclose(chain.moments.mean[i], mean, atol=1e-12)
+        assert_moves(chain.moments.center[i], chain.moments.slope[i], mean, [m0, log_variance], shapes[i])
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_weight_that_is_replaced_keeps_the_slope_of_its_earlier_iterates_in_the_mean(noises, used):
+    """A learner's weights that the user detached: they move with themselves, their mean with both."""
+    before = make_prior([torch.randn(5)], [0.5 * torch.randn(5)])
+    leaves, gradients = leaves_of(before), torch.randn(2, 5)
+    prior, settings = with_leaves(before, leaves), Settings(0.3, 0.8, True, True, burn_in=0)
+    chain = step(init(prior.m0), [gradients[0]], prior, 2, settings)
+    first = hand_written(leaves[0], leaves[0], leaves[1], gradients[:1], noises, 2, 0.0, settings)[0]
+    start = first.detach().clone().requires_grad_()
+    chain = chain._replace(theta=[start], center=[start], slope=[None])
+    chain = step(chain, [gradients[1] if used else None], prior, 2, settings)
+    second = start
+    if used:
+        (second,) = hand_written(start, leaves[0], leaves[1], gradients[1:], noises[1:], 2, 0.0, settings)
+    moments = chain.moments
+    assert torch.allclose(moments.mean[0], (first + second) / 2, atol=1e-12)
+    assert_moves(moments.center[0], moments.slope[0], (first + second) / 2, [start, *leaves[:2]], (5,))
+
+
+def test_a_step_that_v0_has_no_part_in_keeps_the_slope():
+    """The temperature was set to 0 after the first step."""
+    prior = make_prior([torch.randn(5)], [0.5 * torch.randn(5)])
+    first = step(init(prior.m0), [torch.randn(5)], prior, 2, Settings(0.3, 0.8, prior_in_chain=True))
+    second = step(first, [torch.randn(5)], prior, 2, Settings(0.3, 0.0, prior_in_chain=True))
+    assert second.slope[0] is not None
+    assert torch.equal(second.slope[0], first.slope[0])
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("prior_in_chain", [False, True])
+def test_a_kept_step_has_the_same_derivatives_by_its_graph(noises, learned, prior_in_chain):
     shape = (3, 2)
-    m0, log_variance = torch.randn(shape).requires_grad_(), (0.5 * torch.randn(shape)).requires_grad_()
-    prior, gradients = make_prior([m0], [log_variance], initial=0.2), torch.randn(4, *shape)
-    chain = init([m0])
+    before = make_prior([torch.randn(shape)], [0.5 * torch.randn(shape)], initial=0.2)
+    leaves = leaves_of(before)
+    prior, gradients = with_leaves(before, leaves), torch.randn(4, *shape)
+    chain, settings = init(prior.m0, kept=[0]), Settings(0.3, 0.8, True, learned, prior_in_chain, burn_in=1)
     for g in gradients:
-        scale = [prior.step_scale(0).detach()] if learned else None
-        chain = step(chain, [g], prior, 2, Settings(0.3, 0.8, True, learned, True), kept=[0], scale=scale)
-    expected = hand_written(log_variance, m0, gradients, noises, 0.3, 0.8, 2, 0.2, learned)[-1]
-    upstream = torch.randn(shape)
-    got, wanted = (torch.autograd.grad(t, (m0, log_variance), upstream) for t in (chain.theta[0], expected))
-    assert torch.allclose(chain.theta[0], expected, atol=1e-12)
-    for g, w in zip(got, wanted):
-        assert torch.allclose(g, w, atol=1e-12)
+        chain = step(chain, [g], prior, 2, settings, kept=[0])
+    iterates = hand_written(leaves[0], leaves[0], leaves[1], gradients, noises, 2, 0.2, settings)
+    assert chain.slope[0] is None
+    for got, expected in [(chain.theta[0], iterates[-1]), (mean_of(chain)[0], sum(iterates[1:]) / 3)]:
+        assert torch.allclose(got, expected, atol=1e-12)
+        upstream = torch.randn(shape)
+        for g, e in zip(*(derivatives(t, leaves[:2], upstream) for t in (got, expected))):
+            assert torch.allclose(g, e, atol=1e-12)
 
 
-def test_a_restarted_chain_goes_on_with_the_same_moments_and_moves_with_its_new_start():
-    m0 = torch.randn(5)
-    prior, settings = make_prior([m0], [torch.zeros(5)]), Settings(0.3, 0.8, True, True, burn_in=0)
-    chain = init([m0])
-    for _ in range(3):
-        chain = step(chain, [torch.randn(5)], prior, 2, settings, scale=[torch.ones(5)])
-    start = chain.theta[0].clone()
-    again = restarted(chain, [start])
-    assert again.theta[0] is start
-    assert again.lag == [None]
-    assert torch.equal(mean_of(again)[0], mean_of(chain)[0])
-    assert torch.equal(iterate_variance(again, 0, None), iterate_variance(chain, 0, None))
-    # what the mean changes with log V_0, less what the new start does
-    before = chain.theta[0] - m0 - chain.lag[0]
-    mean_slope = chain.moments.mean[0] - m0 - chain.moments.lag[0]
-    assert torch.allclose(again.moments.mean[0] - start - again.moments.lag[0], mean_slope - before, atol=1e-12)
-
-
-def test_states_are_never_written_to():
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_states_are_never_written_to(learned, elsewhere):
     m0 = torch.randn(BLOCK + 7)
-    prior = make_prior([m0], [torch.zeros_like(m0)])
-    for learned in (False, True):
-        settings, scale = Settings(0.3, 0.8, True, learned, True, burn_in=0), [torch.ones_like(m0)] if learned else None
-        chain, states = init([m0]), []
-        for _ in range(3):
-            chain = step(chain, [torch.randn_like(m0)], prior, 2, settings, scale=scale)
-            moments = chain.moments
-            tensors = [chain.theta[0], chain.lag[0], moments.mean[0], moments.lag[0], moments.squares[0]]
-            states.append((tensors, [t.clone() for t in tensors]))
-        assert all(torch.equal(a, b) for now, then in states for a, b in zip(now, then))
+    prior, settings = make_prior([m0], [torch.zeros_like(m0)]), Settings(0.3, 0.8, True, learned, True, burn_in=0)
+    chain, states = init([torch.randn_like(m0)] if elsewhere else prior.m0), []
+    for _ in range(3):
+        chain = step(chain, [torch.randn_like(m0)], prior, 2, settings)
+        moments = chain.moments
+        tensors = [chain.theta[0], chain.center[0], chain.slope[0]]
+        tensors += [moments.mean[0], moments.center[0], moments.slope[0], moments.squares[0]]
+        states.append((tensors, [t.clone() for t in tensors]))
+    assert all(torch.equal(a, b) for now, then in states for a, b in zip(now, then))
 
 
 # noise
@@ -285,52 +372,75 @@ def test_noise_is_repeatable_with_a_seed(size):
 # blocks
 
 
-def columns(learned, lagged, pulls):
-    """A large tensor, one whose gradient is not contiguous, one that is not itself, and a small one."""
-    shapes = [(BLOCK + 13,), (300, 500), (500, 300), (4, 5)]
-    theta = [torch.randn(s) for s in shapes]
+def columns(learned, sloped, pulls, shapes=((BLOCK + 13,), (300, 500), (500, 300), (4, 5), ())):
+    """Large tensors, one whose gradient is not contiguous, one that is not itself, and small ones."""
+    theta, gradient, m0, center = ([torch.randn(s) for s in shapes] for _ in range(4))
     theta[2] = torch.randn(300, 500).T
-    gradient = [torch.randn(s) for s in shapes]
     gradient[1] = torch.randn(500, 300).T
-    m0 = [torch.randn(s) for s in shapes]
     scale = [torch.rand(s) + 0.5 for s in shapes] if learned else None
-    lag = [torch.randn(s) for s in shapes] if lagged else None
+    slope = [torch.randn(s) for s in shapes] if sloped else None
     pull = [torch.rand(s) for s in shapes] if pulls == "list" else pulls
-    return theta, gradient, m0, scale, lag, pull
+    return theta, gradient, m0, scale, pull, slope, center
 
 
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("lagged", [False, True])
-@pytest.mark.parametrize("pulls", [0.0, 0.2, "list"])
+def copies(given):
+    return [[t.clone() for t in column] if isinstance(column, list) else column for column in given]
+
+
+@pytest.fixture
+def one_stream(monkeypatch):
+    """Noise comes from one stream of numbers, whatever the sizes that it is drawn in; the stream can be rewound."""
+    numbers, place = torch.randn(400_000), [0]
+
+    def draw(tensor):
+        place[0] += tensor.numel()
+        return numbers[place[0] - tensor.numel() : place[0]].view(tensor.shape).to(tensor.dtype)
+
+    monkeypatch.setattr(chains, "noise_like", draw)
+    return lambda: place.__setitem__(0, 0)
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3])
+@pytest.mark.parametrize("sloped", [False, True])
+@pytest.mark.parametrize(("learned", "pulls"), [(False, 0.0), (False, "list"), (True, 0.0), (True, 0.2)])
 @torch.no_grad()
-def test_blocks_are_the_whole_step(learned, lagged, pulls):
-    *own, lag, pull = columns(learned, lagged, pulls)
-    copies = [None if lag is None else [t.clone() for t in lag] for _ in range(2)]
-    expected, lags = langevin_step(*own, copies[0], pull, 0.1, 0.0)
-    got, found = in_blocks(*own, copies[1], pull, 0.1, 0.0)
+def test_blocks_are_the_whole_step(one_stream, learned, pulls, sloped, size):
+    given = columns(learned, sloped, pulls)
+    expected, slopes = langevin_step(*given, 0.1, size)
+    one_stream()
+    own = copies(given)
+    got, found = constant_step(*own, 0.1, size)
+    assert own[1] == [None] * len(got), "gradients are let go"
     assert all(torch.equal(a, b) for a, b in zip(got, expected))
-    assert (found is None) == (lags is None)
-    if lags is not None:
-        assert all(torch.equal(a, b) for a, b in zip(found, lags))
+    assert (found is None) == (slopes is None) == (not sloped)
+    if sloped:
+        assert all(torch.equal(a, b) for a, b in zip(found, slopes))
+    for column, before in zip(own, given):
+        if isinstance(before, list) and before is not given[1]:
+            assert all(torch.equal(a, b) for a, b in zip(column, before)), "states are not written to"
 
 
 @pytest.mark.parametrize("pulls", [0.0, 0.2])
 @torch.no_grad()
-def test_blocks_noise_is_the_lags_noise(pulls):
-    theta, gradient, m0, scale, lag, pull = columns(True, True, pulls)
-    clean, _ = langevin_step(theta, gradient, m0, scale, [t.clone() for t in lag], pull, 0.1, 0.0)
-    got, found = in_blocks(theta, gradient, m0, scale, lag, pull, 0.1, 0.3)
-    for a, b, new, old, d in zip(got, clean, found, lag, scale):
-        noise = (a - b) / (1 - pull)
-        assert torch.allclose(new, (1 - pull) * (old + 0.5 * noise), atol=1e-12)
+def test_blocks_noise_is_the_slopes_noise(pulls):
+    given = columns(True, True, pulls)
+    scale, slope = given[3], given[5]
+    clean, still = langevin_step(*given, 0.1, 0.0)
+    got, found = constant_step(*copies(given), 0.1, 0.3)
+    for a, b, new, old, d in zip(got, clean, found, still, scale):
+        noise = (a - b) / (1 - pulls)
+        assert torch.allclose(new, old + (1 - pulls) * 0.5 * noise, atol=1e-12)
         assert (noise / (0.3 * d.sqrt())).square().mean() == pytest.approx(1.0, abs=5 * (2 / a.numel()) ** 0.5)
+    assert len(got) == len(slope)
 
 
 @torch.no_grad()
 def test_several_episodes_step_from_one_m0():
-    theta, gradient = [torch.randn(3, 40_000)], [torch.randn(3, 40_000)]
-    m0, pull = [torch.randn(40_000)], [torch.rand(40_000)]
-    got, _ = in_blocks(theta, gradient, m0, None, None, pull, 0.1, 0.0)
+    theta, gradient, center = ([torch.randn(3, 40_000)] for _ in range(3))
+    m0, pull, slope = [torch.randn(40_000)], [torch.rand(40_000)], [torch.randn(3, 40_000)]
+    got, found = constant_step(theta, list(gradient), m0, None, pull, slope, center, 0.1, 0.0)
     for i in range(3):
-        (one,), _ = langevin_step([theta[0][i]], [gradient[0][i]], m0, None, None, pull, 0.1, 0.0)
+        own = [theta[0][i]], [gradient[0][i]], m0, None, pull, [slope[0][i]], [center[0][i]]
+        (one,), (moves,) = langevin_step(*own, 0.1, 0.0)
         assert torch.equal(got[0][i], one)
+        assert torch.equal(found[0][i], moves)

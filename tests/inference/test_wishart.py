@@ -13,7 +13,7 @@ from l2l_niw import NIW
 from l2l_niw.inference.wishart import (
     WISHARTS,
     from_raw,
-    gap_slope,
+    gap_gradient,
     initial_degrees,
     log_determinant_gap,
     lower_bound,
@@ -129,13 +129,36 @@ def sum_over_weights(term, d, wishart):
 
 @pytest.mark.parametrize("wishart", WISHARTS)
 @given(d=st.integers(1, 100), raw=st.floats(-3.0, 6.0))
-def test_the_gaps_slope_is_its_derivative(wishart, d, raw):
+def test_the_gaps_gradient_is_its_derivative(wishart, d, raw):
     """By a sum of trigammas: d gap / d raw = exp(raw) (d / n_0 - psi_d'(n_0 / 2) / 2)."""
     excess = mpmath.exp(raw)
     n0 = lower_bound(wishart, d) + excess
     trigammas = sum_over_weights(lambda j: mpmath.psi(1, (n0 - j) / 2), d, wishart)
     expected = float(excess * (d / n0 - trigammas / 2))
-    assert gap_slope(raw, d, wishart) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+    leaf = torch.tensor(raw, dtype=torch.float64, requires_grad=True)
+    for graph in (False, True):
+        with torch.set_grad_enabled(graph):
+            found = gap_gradient(leaf, d, wishart)
+        assert found.item() == pytest.approx(expected, rel=1e-7, abs=1e-9)
+        assert found.requires_grad == graph
+
+
+@pytest.mark.parametrize("wishart", WISHARTS)
+@pytest.mark.parametrize("d", [1, 3, 1000])
+def test_the_gaps_gradient_can_be_differentiated_again(wishart, d):
+    leaf = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda raw: gap_gradient(raw, d, wishart), leaf)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_gradient_at_a_constant_is_a_constant(graph):
+    leaf = torch.tensor(0.7, dtype=torch.float64)
+    with torch.no_grad():
+        expected = gap_gradient(leaf, 5, "full")
+    with torch.set_grad_enabled(graph):
+        found = gap_gradient(leaf, 5, "full")
+    assert torch.allclose(found, expected)
+    assert not found.requires_grad
 
 
 def exact_gap(n0, d, wishart):
@@ -166,8 +189,9 @@ def test_the_gap_does_not_cancel_where_n0_is_large(wishart, d, n0):
     assert gap > 0 > slope
     assert gap == pytest.approx(float(exact_gap(n0, d, wishart)), rel=1e-6)
     assert slope == pytest.approx(float(exact_slope(n0, d, wishart)), rel=1e-6)
-    in_raw = gap_slope(to_raw(n0, wishart, d), d, wishart)
-    assert in_raw == pytest.approx(slope * (n0 - lower_bound(wishart, d)), rel=1e-6)
+    with torch.no_grad():
+        in_raw = gap_gradient(torch.tensor(to_raw(n0, wishart, d), dtype=torch.float64), d, wishart)
+    assert in_raw.item() == pytest.approx(slope * (n0 - lower_bound(wishart, d)), rel=1e-6)
 
 
 @pytest.mark.parametrize("wishart", WISHARTS)
