@@ -6,10 +6,9 @@ from typing import Any, Collection, List, NamedTuple, Optional, Sequence, Tuple,
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.functional import picker
+from l2l_niw.inference.functional import in_blocks, picker
 from l2l_niw.inference.prior import Prior
 
-BLOCK = 2**16  # weights: what a step touches of so many stays in a core's cache
 Pull = Union[float, Sequence[Tensor]]
 
 
@@ -162,27 +161,18 @@ def langevin_step(
 
 @torch.no_grad()
 def constant_step(*columns: Any) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
-    """`langevin_step` without a graph, of large tensors in blocks that stay in a core's cache. Gradients are let go."""
-    theta, lists = columns[0], [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
-    large = any([t.numel() > BLOCK and t.device.type == "cpu" for t in theta])
-    if not large or any(t.shape != theta[i].shape for k in lists for i, t in enumerate(columns[k])):
-        return langevin_step(*columns)  # several episodes have one D
-    found: Tuple[List[Tensor], List[Tensor]] = [], []
-    for i, whole in enumerate(theta):
-        outputs = [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in range(2)]
-        blocks = [output.view(-1).split(BLOCK) for output in outputs]
+    """`langevin_step` without a graph, of large tensors in blocks. Gradients are let go as they are used."""
+    lists = [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
+
+    def on_lists(*given: Sequence[Tensor]) -> Sequence[List[Tensor]]:
         own = list(columns)
-        for number, parts in enumerate(zip(*(columns[k][i].reshape(-1).split(BLOCK) for k in lists))):
-            for k, part in zip(lists, parts):
-                own[k] = [part]
-            new, slope = langevin_step(*own)
-            blocks[0][number].copy_(new[0])
-            if slope is not None:
-                blocks[1][number].copy_(slope[0])
-        columns[1][i] = None
-        found[0].append(outputs[0])
-        found[1].append(outputs[1])
-    return found[0], None if columns[5] is None else found[1]
+        for k, column in zip(lists, given):
+            own[k] = column
+        new, slope = langevin_step(*own)
+        return (new,) if slope is None else (new, slope)
+
+    new, *slope = in_blocks(on_lists, [columns[k] for k in lists], consumed=columns[1])
+    return new, slope[0] if slope else None
 
 
 def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Pull:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, ModelError
 
+BLOCK = 2**16  # weights: what is computed of so many stays in a core's cache
+
 
 @lru_cache(maxsize=256)
 def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Sequence]:
@@ -18,6 +20,39 @@ def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Sequence]:
     if len(indices) > 1:
         return itemgetter(*indices)
     return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
+
+
+def in_blocks(
+    function: Callable[..., Sequence[List[Tensor]]], columns: Sequence[Sequence], consumed: Optional[list] = None
+) -> List[List[Tensor]]:
+    """
+    **Description**
+
+    What a function of lists of tensors returns, of large tensors on a CPU computed block by block, so that what it
+    touches stays in a core's cache, and little is held.
+
+    **Arguments**
+
+    * **function** (callable) - Takes lists of tensors of the same shapes, and returns such lists.
+    * **columns** (sequence) - The lists. If their shapes differ the function is called as it is.
+    * **consumed** (list, *optional*, default=None) - One of them whose tensors are let go as they are used.
+    """
+    first = columns[0]
+    large = any([t.numel() > BLOCK and t.device.type == "cpu" for t in first])
+    if not large or any(t.shape != first[i].shape for column in columns for i, t in enumerate(column)):
+        return [list(found) for found in function(*columns)]
+    found = []
+    for i, whole in enumerate(first):
+        outputs: List[Tensor] = []
+        for number, parts in enumerate(zip(*[column[i].reshape(-1).split(BLOCK) for column in columns])):
+            results = function(*[[part] for part in parts])
+            outputs = outputs or [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in results]
+            for output, result in zip(outputs, results):
+                output.view(-1)[number * BLOCK : number * BLOCK + BLOCK].copy_(result[0])
+        if consumed is not None:
+            consumed[i] = None
+        found.append(outputs)
+    return [list(column) for column in zip(*found)]
 
 
 def check_model(model: nn.Module) -> None:

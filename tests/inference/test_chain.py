@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from prior_cases import leaves_of, make_prior, with_leaves
 
 from l2l_niw.inference import chain as chains
+from l2l_niw.inference.functional import BLOCK
 from l2l_niw.inference.chain import (
-    BLOCK,
     Settings,
     constant_step,
     init,
