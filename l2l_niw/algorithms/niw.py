@@ -1,6 +1,7 @@
 """The wrapper: a model whose weights are random variables, with learn2learn's API."""
 
 import math
+import sys
 import warnings
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -8,7 +9,7 @@ import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
-from l2l_niw.algorithms.learner import NIWLearner
+from l2l_niw.algorithms.learner import WHOLE, NIWLearner
 from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
 from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
@@ -81,9 +82,11 @@ class NIW(NIWLearner):
         samples the likelihood, Eq. 13 adds the prior, and a query runs a network drawn from q_i.
     * **second_order** (str, *optional*, default='last_layer') - For which weights inner steps keep their graph:
         'none', first-order MAML's meta-gradient; 'last_layer', how the last linear layer's steps depend on the
-        support's features and on each other, as in ANIL; 'all', as in MAML, at MAML's cost. A
-        model whose last module with parameters is no linear layer has 'none' instead, and a warning says so. The paper
-        takes the chain's moments as constants: so do `learner.posterior()` and `learner.kl()`.
+        support's features and on each other, as in ANIL; 'all', as in MAML, at MAML's cost. The first forward is run
+        once more, without gradients, to see which layer is called last. A model that does not end in a linear layer
+        has 'none' instead; one whose last layer cannot be told from its body keeps whole graphs. A warning says so, and
+        `diagnostics()`. The paper takes the chain's moments as constants: so do `learner.posterior()` and
+        `learner.kl()` in closed form.
     * **average_iterates** (bool, *optional*, default=False) - Whether the chain's moments are those of all iterates
         after the burn-in, as in the paper, or of the last one alone: a few cold steps are still on their way, and
         the mean of several lags behind.
@@ -109,8 +112,8 @@ class NIW(NIWLearner):
     * **kl_weight** (float, *optional*, default=None) - Weight of the KL in the episode's objective.
         Defaults to the temperature, for which q_i is the objective's own minimiser.
     * **add_kl_gradient** (bool, *optional*, default=True) - Whether the KL's gradient is added when a query loss
-        is back-propagated, so that a loop need not know of it. If False, write
-        `learner.objective(loss).backward()`.
+        is back-propagated, over the examples of the forwards behind it. If False, write
+        `learner.objective(loss).backward()`, for instance where a query is back-propagated in parts.
     * **learn_step_sizes** (bool, *optional*, default=True) - Whether a weight's steps are scaled by
         its V_0 / n_0, relative to the start, so that weights which differ more between tasks move
         further. The chain's law is the same; the steps' sizes are learned, as in Meta-SGD.
@@ -321,6 +324,8 @@ class NIW(NIWLearner):
         places = [id(p) for module in self.module.modules() for p in module._parameters.values()]
         tied = any(places.count(p) > 1 for p in own)  # what stands behind the features too cannot be cut off there
         self.__dict__.update(_last_layer=name, _last_layer_parameters=names, _last_layer_tied=tied)
+        if tied:
+            self._warn(WHOLE)
         if not names:
             kind = "nothing" if last is None else f"{type(last).__name__} '{name}'"
             self._warn(
@@ -330,10 +335,13 @@ class NIW(NIWLearner):
             )
 
     def _warn(self, text: str) -> None:
-        """Each warning once per wrapper."""
+        """Each warning once per wrapper, at the line of the user's that it is about."""
         if text not in self._warned:
             self._warned.append(text)
-            warnings.warn(f"NIW: {text}", stacklevel=3)
+            frame, level = sys._getframe(1), 2
+            while frame.f_back and frame.f_globals.get("__name__", "").startswith(("l2l_niw.", "torch.")):
+                frame, level = frame.f_back, level + 1
+            warnings.warn(f"NIW: {text}", stacklevel=level)
 
     def _written(self) -> Tuple[int, int]:
         """How often m_0 and V_0 have been written to."""
@@ -387,6 +395,7 @@ class NIW(NIWLearner):
         second_order = "none" if self.first_order else self.options.second_order
         if second_order == "last_layer":
             second_order = f"last_layer: {self._last_layer}" if self._last_layer_parameters else "none"
+            second_order += ", with whole graphs" if WHOLE in self._warned else ""
         return {
             "clamped": torch.cat(clamped).mean().item(),
             "n0": prior.n0.item(),

@@ -339,8 +339,12 @@ class Weighted:
 )
 def test_where_the_body_reaches_the_loss_past_the_features_no_graph_is_cut(make, layer, loss):
     model, data = make(), task()
-    found = run(wrapper(model), data, loss)[: len(list(model.parameters()))]
+    niw = wrapper(model)
+    with pytest.warns(UserWarning, match="keeps its whole graph") as caught:
+        found = run(niw, data, loss)[: len(list(model.parameters()))]
+    assert [w.filename for w in caught] == [__file__]
     assert_close(found, Bypassed(model, layer).gradients(data, loss))
+    assert niw.diagnostics()["second_order"] == f"last_layer: {layer}, with whole graphs"
 
 
 def test_steps_of_both_kinds_can_follow_each_other():
