@@ -255,7 +255,7 @@ def report(results):
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
         "their adapted network, NIW with the average over its posterior's draws; FO-NIW has first_order=True. "
-        "Seconds are wall-clock, and runs may have shared the machine with other work; `benchmarks/complexity.py` is "
+        "Seconds are wall-clock, and rows were run on other machines, beside other work: `benchmarks/complexity.py` is "
         "what compares costs.\n\n"
         f"{verdict(results)}\n\n"
         f"Budget, the same for all: {budget}.\n\n"
