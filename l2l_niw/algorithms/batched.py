@@ -221,8 +221,9 @@ class BatchedEpisodes:
             if not x.requires_grad:
                 return x
             inputs = [*[weights[i] for i in body], *given]
-            cuts.append(cut(x, inputs, first or [], calls))
-            return cuts[-1].inside
+            found = cut(x, inputs, first or [], calls)
+            cuts.extend([found] if found else [])
+            return found.inside if found else x
 
         def note(module: nn.Module, args: tuple) -> Optional[tuple]:
             return (Lift.apply(args[0], gate), *args[1:]) if args and isinstance(args[0], Tensor) else None

@@ -162,6 +162,9 @@ class NIWLearner(BaseLearner):
         finally:
             if watch:
                 del plan.layer._forward_pre_hooks[HOOK]
+        if None in cuts:
+            self.__dict__["_whole"], cuts = True, []
+            niw._warn(WHOLE)
         n = batch_size(outputs, (args, kwargs))
         if n is None:
             niw._warn("a forward has no batch dimension, so it counts as one example. If it is not, pass n to adapt.")
@@ -256,7 +259,7 @@ class NIWLearner(BaseLearner):
             self._episode.release()  # which what is kept of the step's graph would hold
         self._forwards.clear()
         if chain.steps == 1:
-            self._set_first([f for f in forwards if f.inputs is not None and f.cuts])
+            self._first.extend((f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
         self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
         self._set_state(chain, plan.constant)
         niw._remember(chain, prior, self.lr)
@@ -284,14 +287,6 @@ class NIWLearner(BaseLearner):
                 "at its features; second_order='all' has them all."
             )
         return found or []
-
-    def _set_first(self, forwards: List[Forward]) -> None:
-        """Takes the first step's features for those that later steps' stand for, if all behind them is known."""
-        if all([c.behind.nodes() is not None for f in forwards for c in f.cuts]):
-            self._first.extend((f.inputs, [c.inside for c in f.cuts]) for f in forwards)
-        else:
-            self.__dict__["_whole"] = True
-            self.niw._warn(WHOLE)
 
     def _observe(
         self, forwards: List[Forward], weights: List[Tensor], kept: Sequence[int], cuts: List[Cut]
@@ -516,10 +511,10 @@ def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tenso
 
 
 def watch_features(
-    cuts: List[Cut], cut_off: Callable[[Tensor], Cut], module: nn.Module, args: tuple
+    cuts: List[Optional[Cut]], cut_off: Callable[[Tensor], Optional[Cut]], module: nn.Module, args: tuple
 ) -> Optional[tuple]:
     """A hook on the last layer, which cuts its features off."""
     if not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
         return None
     cuts.append(cut_off(args[0]))
-    return (cuts[-1].inside, *args[1:])
+    return None if cuts[-1] is None else (cuts[-1].inside, *args[1:])

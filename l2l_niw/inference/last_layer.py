@@ -102,11 +102,11 @@ class Cut(NamedTuple):
 
 def cut(
     features: Tensor, inputs: Sequence[Tensor], first: Sequence[Tensor], calls: List[int], again: Callable = run
-) -> Cut:
+) -> Optional[Cut]:
     """
     **Description**
 
-    Cuts off what is behind the features of the last layer's next call.
+    Cuts off what is behind the features of the last layer's next call; None if they depend on more than the inputs.
 
     **Arguments**
 
@@ -116,6 +116,8 @@ def cut(
     number = len(calls)
     calls.append(number)
     behind = Behind(features, [t for t in inputs if t.requires_grad], calls, again)
+    if behind.nodes() is None:
+        return None
     match = first[number] if number < len(first) and first[number].shape == features.shape else None
     return Cut(behind, Body.apply(behind, match, *behind.inputs), match)
 

@@ -648,3 +648,35 @@ def test_a_later_support_loss_that_joins_the_outer_loss_goes_by_the_first_step_s
     features = torch.tanh(F.linear(x, *weights[:2])) + first - first.detach()
     expected = torch.autograd.grad(F.cross_entropy(F.linear(features, *head), y), m0)
     assert_close([p.grad for p in m0], expected)
+
+
+class Prompted(nn.Module):
+    """Its features depend on a tensor that it was not called with, and that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last, self.prompt = nn.Linear(6, 8), nn.Linear(8, 3), None
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.body(x) + self.prompt))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_tensors_that_the_features_depend_on_get_their_gradient(steps):
+    model, data, found = Prompted(), task(), []
+    model.prompt = torch.randn(8, requires_grad=True)
+    for second_order in ("last_layer", "none"):
+        model.prompt.grad = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run(wrapper(model, second_order=second_order, lr=1e-9), data, steps=steps)
+        found.append(model.prompt.grad)
+    assert found[0].abs().max() > 1e-3
+    assert torch.allclose(*found, atol=1e-7)
+
+
+def test_it_is_said_that_whole_graphs_are_kept_then():
+    model = Prompted()
+    model.prompt = torch.randn(8, requires_grad=True)
+    with pytest.warns(UserWarning, match="keeps its whole graph"):
+        run(wrapper(model), task())
