@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from l2l_niw.algorithms.learner import WHOLE
 from l2l_niw.algorithms.niw import NIW
 from l2l_niw.checks import check_finite, check_number, check_used
 from l2l_niw.errors import ArgumentError, LossError, NIWError
@@ -186,7 +187,8 @@ class BatchedEpisodes:
         if second_order == "all":
             return range(len(prior.m0))
         if niw._last_layer is None:
-            niw._find_last_layer(niw.module, lambda: self.loss(niw.module, *(t[0].detach() for t in support)))
+            data = [t[0].detach() for t in support]
+            niw._find_last_layer(niw.module, "__call__", lambda model: self.loss(model, *data))
         return [i for i, name in enumerate(prior.names) if name in niw._last_layer_parameters]
 
     def _run(
@@ -221,9 +223,8 @@ class BatchedEpisodes:
             if not x.requires_grad:
                 return x
             inputs = [*[weights[i] for i in body], *given]
-            found = cut(x, inputs, first or [], calls)
-            cuts.extend([found] if found else [])
-            return found.inside if found else x
+            cuts.append(cut(x, inputs, first or [], calls))
+            return x if cuts[-1] is None else cuts[-1].inside
 
         def note(module: nn.Module, args: tuple) -> Optional[tuple]:
             return (Lift.apply(args[0], gate), *args[1:]) if args and isinstance(args[0], Tensor) else None
@@ -236,11 +237,14 @@ class BatchedEpisodes:
         finally:
             if handle is not None:
                 handle.remove()
+        if None in cuts:
+            niw._warn(WHOLE)
+            cuts = []
         if not counts or not losses.requires_grad:
             raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")
         if any([n is None for n in counts]):
             niw._warn("a forward has no batch dimension, so it counts as one example.")
-        return Result(losses, sum([n or 1 for n in counts]), scalars), cuts
+        return Result(losses, sum([1 if n is None else n for n in counts]) or 1, scalars), cuts
 
     def _observe(
         self,

@@ -34,12 +34,18 @@ WHOLE = (
 
 
 class Forward(NamedTuple):
-    """What a forward leaves for `adapt`: its tag and tagged weights, its inputs, its cuts, and its outputs."""
+    """
+    What a forward leaves for `adapt`: its tag and tagged weights, the method that was called, its inputs, the first
+    step's features on them, its cuts, whether it ran a network drawn in closed form, and its outputs.
+    """
 
     tag: Tag
     weights: Sequence[Tensor]
+    key: Any
     inputs: Optional[Inputs]
+    first: Optional[List[Tensor]]
     cuts: List[Cut]
+    drawn: bool
     outputs: Any = None
 
 
@@ -103,14 +109,14 @@ class NIWLearner(BaseLearner):
         found = super().__getattr__(name)
         module = self.__dict__["_modules"].get("module")
         method = callable(found) and getattr(found, "__self__", None) is module is not None
-        return partial(self._run, found, False) if method and not hasattr(nn.Module, name) else found
+        return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
 
     def forward(self, *args, **kwargs):
-        return self._run(self._modules["module"], False, *args, **kwargs)
+        return self._run("__call__", False, *args, **kwargs)
 
     def query(self, *args, **kwargs):
         """A forward that is said to be the query's, whatever its inputs."""
-        return self._run(self._modules["module"], True, *args, **kwargs)
+        return self._run("__call__", True, *args, **kwargs)
 
     @property
     def _plan(self) -> Plan:
@@ -129,17 +135,18 @@ class NIWLearner(BaseLearner):
             self.__dict__["_planned"] = Plan(key, kept, constant, layer)
         return self._planned
 
-    def _run(self, call: Callable, query: bool, *args, **kwargs):
-        """One forward: chooses its weights, tags them, and watches the last layer."""
+    def _run(self, method: str, query: bool, *args, **kwargs):
+        """One forward, by a method of the model: chooses its weights, tags them, and watches the last layer."""
         niw, own, weights = self.niw, self._replica.get(), None
         closed_form = niw.options.inference == "closed_form"
         if closed_form and self._chain.steps and (query or not self._is_support(args, kwargs)):
             weights = self._draw()
-        call = partial(call, *args, **kwargs)
-        if not torch.is_grad_enabled() or True not in [w.requires_grad for w in own]:
+        call = partial(getattr(self._modules["module"], method), *args, **kwargs)
+        plain = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        if plain or True not in [w.requires_grad for w in own]:
             return call() if weights is None else run_with(lambda: self._replica, weights, call)
-        if self._plan.key == ("last_layer", None):
-            own = self._split_last_layer(call, own)
+        if self._plan.key[0] == "last_layer" and niw._shown_by not in (method, "__call__"):
+            own = self._split_last_layer(method, args, kwargs, own)
         tag, cuts, plan = Tag(self._found), [], self._plan
         watch = weights is None and plan.layer is not None and not self._whole
         given = {id(t): t for t in tensors_in((args, kwargs)) if t.requires_grad} if watch else {}
@@ -151,12 +158,13 @@ class NIWLearner(BaseLearner):
             for i, w in zip(part, Tagged.apply(tag, number, self._carrier, *[tagged[i] for i in part])):
                 tagged[i] = w
         inputs = Inputs(args, kwargs) if closed_form or watch and not self._chain.steps else None
+        first, calls = None, []
         if watch:
+            first = self._features_of(method, args, kwargs)
             behind_it = [*[tagged[i] for i in plan.constant], *given.values()]
             again = partial(run_with, weakref.ref(self._replica), tagged)
-            first = next((features for known, features in self._first if known.same_as(args, kwargs)), [])
-            cut_off = partial(cut, inputs=behind_it, first=first, calls=[], again=again)
-            plan.layer._forward_pre_hooks[HOOK] = partial(watch_features, cuts, cut_off)
+            cut_off = partial(cut, inputs=behind_it, first=first or [], calls=calls, again=again)
+            plan.layer._forward_pre_hooks[HOOK] = partial(watch_features, cuts, calls, cut_off)
         try:
             outputs = run_with(lambda: self._replica, tagged, call)
         finally:
@@ -168,14 +176,25 @@ class NIWLearner(BaseLearner):
         n = batch_size(outputs, (args, kwargs))
         if n is None:
             niw._warn("a forward has no batch dimension, so it counts as one example. If it is not, pass n to adapt.")
-        tag.n = n or 1
+        if watch and not calls:
+            niw._warn(
+                f"a forward did not call '{niw._last_layer}', which was called last when it was looked for. "
+                "Steps on it are of first order; second_order='all' has all second derivatives."
+            )
+        tag.n = 1 if n is None else n
         seen = outputs if niw.options.curvature.needs_outputs else None
-        self._forwards.append(Forward(tag, tagged, inputs, cuts, seen))
+        self._forwards.append(Forward(tag, tagged, method, inputs, first, cuts, weights is not None, seen))
         return outputs
 
-    def _split_last_layer(self, call: Callable, own: List[Tensor]) -> List[Tensor]:
+    def _features_of(self, method: str, args: tuple, kwargs: dict) -> Optional[List[Tensor]]:
+        """What the last layer got at the first step in the forward of the same method, inputs and turn."""
+        found = [f for key, inputs, f in self._first if key == method and inputs.same_as(args, kwargs)]
+        before = sum([f.first is not None and any(f.first is own for own in found) for f in self._forwards])
+        return found[min(before, len(found) - 1)] if found else None
+
+    def _split_last_layer(self, method: str, args: tuple, kwargs: dict, own: List[Tensor]) -> List[Tensor]:
         """Once per wrapper, a forward shows the last layer, whose weights then become tensors of their own."""
-        self.niw._find_last_layer(self.module, call)
+        self.niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
         found = [w.clone() if i in self._plan.kept else w for i, w in enumerate(own)]
         self.__dict__["_weights"] = [new if w is old else w for w, old, new in zip(self._weights, own, found)]
         self._replica.put(found)
@@ -203,7 +222,7 @@ class NIWLearner(BaseLearner):
         **Description**
 
         Takes one Langevin step on the loss and replaces the learner's weights. On an error the learner is left as it
-        was.
+        was, but the loss is spent: compute it anew.
 
         **Arguments**
 
@@ -244,6 +263,11 @@ class NIWLearner(BaseLearner):
             check_step(prior.names, loss, gradients)
         if looks:
             chain = chain._replace(observed=self._observe(forwards, weights, plan.kept, cuts))
+        if any([forward.drawn for forward in forwards]):
+            niw._warn(
+                "a step was taken on the loss of a query's network, as its inputs are not those of the step before. In "
+                "closed form step on the same support each time, or choose inference='langevin'."
+            )
         if n is None and not forwards:
             niw._warn(
                 "the loss came by no forward of the learner, so it counts as one example. Call the learner itself, or "
@@ -259,7 +283,7 @@ class NIWLearner(BaseLearner):
             self._episode.release()  # which what is kept of the step's graph would hold
         self._forwards.clear()
         if chain.steps == 1:
-            self._first.extend((f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
+            self._first.extend((f.key, f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
         self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
         self._set_state(chain, plan.constant)
         niw._remember(chain, prior, self.lr)
@@ -479,7 +503,7 @@ class NIWLearner(BaseLearner):
             state.update(_prior=prior, _chain=chain, _weights=weights)
             for name in ("_mean", "_carrier", "_episode", "_drawn", "_planned"):
                 state[name] = None
-            state.update(_forwards=[], _found=[], _support=[], _first=[])
+            state.update(_forwards=[], _found=[], _first=[])
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -511,10 +535,15 @@ def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tenso
 
 
 def watch_features(
-    cuts: List[Optional[Cut]], cut_off: Callable[[Tensor], Optional[Cut]], module: nn.Module, args: tuple
+    cuts: List[Optional[Cut]],
+    calls: List[int],
+    cut_off: Callable[[Tensor], Optional[Cut]],
+    module: nn.Module,
+    args: tuple,
 ) -> Optional[tuple]:
     """A hook on the last layer, which cuts its features off."""
     if not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
+        calls.append(len(calls))
         return None
     cuts.append(cut_off(args[0]))
     return None if cuts[-1] is None else (cuts[-1].inside, *args[1:])

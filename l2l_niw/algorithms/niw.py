@@ -3,6 +3,7 @@
 import math
 import sys
 import warnings
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -17,7 +18,7 @@ from l2l_niw.inference import chain as chains
 from l2l_niw.inference import prior as priors
 from l2l_niw.inference.chain import Chain, noise_variance
 from l2l_niw.inference.closed_form import adapted_share
-from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences, unchanged_buffers
+from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import last_called
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
@@ -169,6 +170,7 @@ class NIW(NIWLearner):
         self._names = [name for name, _ in model.named_parameters()]
         self._shapes = [p.shape for p in parameters]
         self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
+        self._shown_by: Optional[str] = None  # the model's method whose call has shown it
         self._last_layer_parameters: List[str] = []
         self._last_layer_tied = False
         self._frozen: Optional[str] = None
@@ -182,11 +184,11 @@ class NIW(NIWLearner):
     def niw(self) -> "NIW":
         return self
 
-    def _run(self, call, query: bool, *args, **kwargs):
+    def _run(self, method: str, query: bool, *args, **kwargs):
         """The wrapper runs the model itself, until it is adapted."""
         if "_chain" in self.__dict__:
-            return super()._run(call, query, *args, **kwargs)
-        outputs = call(*args, **kwargs)
+            return super()._run(method, query, *args, **kwargs)
+        outputs = getattr(self.module, method)(*args, **kwargs)
         self.__dict__["_n"] = batch_size(outputs, (args, kwargs))
         return outputs
 
@@ -312,12 +314,16 @@ class NIW(NIWLearner):
                 "to keep frozen parameters as they are."
             )
 
-    def _find_last_layer(self, replica: nn.Module, call: Callable) -> None:
-        """Notes which module a forward calls last, if it is a layer whose steps can keep their graph."""
-        devices = {p.device.index for p in replica.parameters() if p.device.type == "cuda"}
-        with torch.no_grad(), torch.random.fork_rng(devices), unchanged_buffers(replica):
-            last = last_called(replica, call)
-        name = next((name for name, module in replica.named_modules() if module is last), "")
+    def _find_last_layer(self, model: nn.Module, method: str, call: Callable[[nn.Module], Any]) -> None:
+        """Notes which module a forward calls last, in a copy that is thrown away, if its steps can keep their graph."""
+        buffers = dict(model.named_buffers())
+        replica = Replica(model, list(buffers.values()))
+        replica.put([b.clone() for b in buffers.values()])
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng(devices):
+            last = last_called(replica.module, partial(call, replica.module))
+        name = next((name for name, module in replica.module.named_modules() if module is last), "")
+        self.__dict__["_shown_by"] = method
         layer = None if last is None else self.module.get_submodule(name)
         own = {id(p) for p in layer.parameters() if p.requires_grad} if isinstance(layer, nn.Linear) else set()
         names = [key for key, p in self.module.named_parameters() if id(p) in own]

@@ -110,9 +110,11 @@ class Episode:
         self.prior, self.curvature, self.settings, self.kl_weight = prior, curvature, settings, kl_weight
         self.rooted = {i for i in constant if center[i] is prior.m0[i]}  # whose iterates move with m_0 itself
         self.released = False
+        self.in_graph = False  # whether the KL is in a gradient that is differentiated again
 
     def release(self) -> None:
-        self.released, self.mean, self.center, self.slope, self.chain = True, [], [], [], None
+        self.released = self.in_graph = True
+        self.mean, self.center, self.slope, self.chain = [], [], [], None
 
     def follow(self) -> Tuple[List[Tensor], Tensor]:
         """The iterates as functions of L_0, and the KL's carrier."""
@@ -188,7 +190,8 @@ class Iterates(torch.autograd.Function):
             return (None,) * (3 * count + 3)
         moving, in_m0, in_variance = ([None] * count for _ in range(3))
         upstream = dict(zip(episode.constant, gradients))
-        weight = episode.kl_weight / n.max().item() if n is not None and not episode.released else 0.0
+        weight = episode.kl_weight / n.max().item() if n is not None and not episode.in_graph else 0.0
+        episode.in_graph = episode.in_graph or bool(weight) and torch.is_grad_enabled()
         for part in episode.groups():
             kl = episode.kl_gradient(part, weight) if weight else [[None] * len(part)] * 3
             for i, *found in zip(part, *kl):
@@ -237,7 +240,7 @@ class Tagged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tag: Tag, part: int, carrier: Tensor, *weights: Tensor) -> Tuple[Tensor, ...]:
-        ctx.tag, ctx.part, ctx.twice = tag, part, False
+        ctx.tag, ctx.part = tag, part
         ctx.set_materialize_grads(False)
         return tuple([w.view_as(w) for w in weights])
 
@@ -247,7 +250,6 @@ class Tagged(torch.autograd.Function):
         if tag not in tag.found:
             tag.found.append(tag)
         n = None
-        if ctx.needs_input_grad[2] and not tag.stepped_on and not ctx.twice:
+        if ctx.needs_input_grad[2] and not tag.stepped_on:
             n = torch.tensor([0.0, tag.n] if ctx.part else [tag.n, 0.0])
-        ctx.twice = ctx.twice or torch.is_grad_enabled()  # a gradient that is differentiated again has its KL already
         return (None, None, n, *gradients)

@@ -680,3 +680,111 @@ def test_it_is_said_that_whole_graphs_are_kept_then():
     model.prompt = torch.randn(8, requires_grad=True)
     with pytest.warns(UserWarning, match="keeps its whole graph"):
         run(wrapper(model), task())
+
+
+class Views(nn.Module):
+    """One last layer, on two bodies."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.g, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.f(x)))
+
+    def other(self, x):
+        return self.last(torch.sin(self.g(x)))
+
+
+def test_forwards_on_the_same_inputs_by_other_methods_have_features_of_their_own():
+    model, (x, y, x_query, y_query) = Views(), task()
+
+    def loss(learner, x, y):
+        return F.cross_entropy(learner(x), y) + F.cross_entropy(learner.other(x), y)
+
+    found = run(wrapper(model), (x, y, x_query, y_query), loss)[:6]
+    m0 = list(model.parameters())
+
+    def features(weights, x):
+        return torch.tanh(F.linear(x, *weights[:2])), torch.sin(F.linear(x, *weights[2:4]))
+
+    def losses(both, last, y):
+        return sum(F.cross_entropy(F.linear(f, *last), y) for f in both)
+
+    first, theta = features(m0, x), m0
+    for _ in range(STEPS):
+        leaves = [t.detach().requires_grad_() for t in theta]
+        step = list(torch.autograd.grad(losses(features(leaves, x), leaves[4:], y), leaves))
+        tied = [f.detach() + one - one.detach() for f, one in zip(features(leaves, x), first)]
+        step[4:] = torch.autograd.grad(losses(tied, theta[4:], y), theta[4:], create_graph=True)
+        theta = [t - LR * g for t, g in zip(theta, step)]
+    outer = losses(features(theta, x_query), theta[4:], y_query)
+    assert_close(found, torch.autograd.grad(outer, m0))
+
+
+def test_the_last_layer_of_forward_is_found_though_another_method_came_first():
+    class Encoding(Views):
+        def encode(self, x):
+            return torch.tanh(self.f(x))
+
+    niw = wrapper(Encoding())
+    learner, (x, y, *_) = niw.clone(allow_unused=True), task()
+    learner.encode(x)
+    learner.adapt(F.cross_entropy(learner(x), y))
+    assert niw.diagnostics()["second_order"] == "last_layer: last"
+
+
+def test_a_forward_that_does_not_call_the_last_layer_is_told():
+    class Choice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
+
+        def forward(self, x, k):
+            return self.heads[k](torch.tanh(self.body(x)))
+
+    learner, (x, y, *_) = wrapper(Choice()).clone(allow_unused=True), task()
+    learner.adapt(F.cross_entropy(learner(x, 0), y))
+    with pytest.warns(UserWarning, match=r"did not call 'heads\.0'.*first order"):
+        learner(x, 1)
+
+
+class Memoised(nn.Module):
+    """It keeps a tensor for later calls, counts them, and differentiates inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last, self.scale = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(8))
+        self.kept = None
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        x = x.detach().requires_grad_()
+        hidden = torch.tanh(self.body(x))
+        (slope,) = torch.autograd.grad(hidden.sum(), x, create_graph=True)
+        if self.kept is None:
+            self.kept = torch.tanh(self.scale)
+        return self.last(hidden * self.kept + slope.mean())
+
+
+def test_looking_for_the_last_layer_leaves_no_trace():
+    found = []
+    for second_order in ("last_layer", "none"):
+        torch.manual_seed(0)
+        model = Memoised()
+        data = task()
+        niw = wrapper(model, second_order=second_order, lr=1e-9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(run(niw, data, steps=0)[:5])
+        assert model.calls == 0
+        assert model.kept is None
+    assert_close(*found)
+
+
+def test_learners_run_under_transforms_of_torch_func():
+    learner, (x, y, *_) = wrapper(network()).clone(), task()
+    learner.adapt(F.cross_entropy(learner(x), y))
+    assert torch.allclose(torch.func.vmap(learner)(x), learner(x))
+    assert torch.func.jacrev(learner)(x[0]).shape == (3, 6)

@@ -1,6 +1,7 @@
 """How a learner tells support from query and counts examples, whatever the loop does between steps."""
 
 import collections
+import copy
 import dataclasses
 import warnings
 
@@ -541,3 +542,32 @@ def test_what_is_kept_does_not_grow_with_steps_on_new_inputs(inference):
     assert len(learner._support) <= 1
     assert len(learner._first) <= 1
     assert len(learner._forwards) <= 1
+
+
+@pytest.mark.parametrize("second_order", ["none", "last_layer", "all"])
+def test_a_look_at_the_gradient_with_a_graph_leaves_the_kl_to_the_backward(second_order):
+    niw, learner, _, x_query = adapted(inference="langevin", second_order=second_order)
+    (expected,) = torch.autograd.grad(0.01 * learner.kl() / 7, niw.hyper.raw_n0, retain_graph=True)
+    value = loss(learner(x_query))
+    gradients = torch.autograd.grad(value, list(learner.parameters()), create_graph=True)
+    (value + sum(g.square().sum() for g in gradients)).backward()
+    assert torch.allclose(niw.hyper.raw_n0.grad, expected)
+
+
+def test_an_empty_forward_has_no_examples():
+    learner, x = NIW(Net(), lr=0.3, temperature=1.0).clone(), torch.randn(4, 3)
+    learner.adapt(loss(learner(x)) + learner(x[:0]).sum())
+    assert torch.allclose(learner.posterior().variance["head.bias"], torch.tensor(2 * 0.3 / 4))
+
+
+def test_in_closed_form_a_step_on_other_inputs_is_told():
+    _, learner, _, x_query = adapted()
+    with pytest.warns(UserWarning, match="loss of a query's network"):
+        learner.adapt(loss(learner(x_query)))
+
+
+def test_a_copied_learner_knows_its_support():
+    _, learner, x, x_query = adapted()
+    twin = copy.deepcopy(learner)
+    assert runs_at_chain(twin, twin(x), x)
+    assert not runs_at_chain(twin, twin(x_query), x_query)
