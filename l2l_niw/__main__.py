@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    train = commands.add_parser("train", help="train a method; Ctrl-C stops it, the same command goes on")
+    train = commands.add_parser("train", help="train a method; Ctrl-C stops it, the same command resumes")
     add_config(train)
     train.add_argument("--out", required=True, help="folder of the run: config, log, checkpoint")
     train.add_argument("--download", action="store_true", help="let learn2learn download data that are not there")

@@ -24,7 +24,7 @@ class Prediction(Distribution):
     **Description**
 
     A `torch.distributions.Distribution` over an episode's targets. `nll` is its mean negative
-    log-likelihood a datum; `loss`, what training minimises, adds what the head asks for beside it.
+    log-likelihood per example; `loss`, what training minimises, adds what the head asks for beside it.
     """
 
     penalty: Union[float, Tensor] = 0.0

@@ -17,7 +17,7 @@ from l2l_niw.inference.chain import Chain
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.functional import Replica, batch_size, unchanged_buffers
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.last_layer import Cut, Lift, behind, cut, differentiate
+from l2l_niw.inference.last_layer import Cut, Lift, cut, cuts_behind, differentiate
 from l2l_niw.inference.objective import Episode, expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
@@ -155,7 +155,9 @@ class BatchedEpisodes:
         for _ in range(self.steps):
             result, cuts = self._run(self.loss, weights, support, constant, first)
             total = result.losses.sum()
-            seen, cuts = cuts, (behind(total, cuts, [weights], constant) or []) if cuts and constant else []
+            seen, cuts = cuts, cuts_behind(total, cuts, [weights], constant) if cuts and constant else []
+            if cuts is None:
+                cuts = niw._warn(WHOLE) or []
             looks = options.curvature.needs_outputs
             gradients = differentiate(total, weights, kept, cuts, retain=looks or first is None)
             if any([g is None for g in gradients]):

@@ -17,7 +17,7 @@ from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.functional import Replica, batch_size, tensors_in
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.inputs import Inputs
-from l2l_niw.inference.last_layer import Cut, behind, cut, differentiate
+from l2l_niw.inference.last_layer import Cut, cut, cuts_behind, differentiate
 from l2l_niw.inference.objective import Episode, Tag, Tagged, expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
@@ -302,7 +302,7 @@ class NIWLearner(BaseLearner):
         if not cuts:
             return []
         every = [weights, *[f.weights for f in self._forwards]]
-        found = behind(loss, cuts, every, plan.constant)
+        found = cuts_behind(loss, cuts, every, plan.constant)
         if found is None:
             self.niw._warn(WHOLE)
         elif self._chain.steps and any([c.first is None for c in found]):

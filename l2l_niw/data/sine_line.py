@@ -1,4 +1,4 @@
-"""Sine-Line: few-shot regression on sines and straight lines, and the best answer that there is."""
+"""Sine-Line: few-shot regression on sines and straight lines, and the Bayes-optimal predictor."""
 
 import math
 from typing import NamedTuple, Optional, Tuple

@@ -154,7 +154,7 @@ def last_called(model: nn.Module, run: Callable) -> Optional[nn.Module]:
     return called[-1] if called else None
 
 
-def behind(
+def cuts_behind(
     loss: Tensor, cuts: Sequence[Cut], weights: Sequence[Sequence[Tensor]], body: Sequence[int]
 ) -> Optional[List[Cut]]:
     """
@@ -211,9 +211,10 @@ def differentiate(
         gradients = torch.autograd.grad(loss, inputs, retain_graph=True, create_graph=create_graph, allow_unused=True)
         fill(kept, gradients[len(cuts) :])
         pairs = [(c.behind.features, g.detach()) for c, g in zip(cuts, gradients) if g is not None]
-        features, upstream = zip(*pairs)
-        own = [weights[i] for i in body]
-        fill(body, torch.autograd.grad(features, own, upstream, retain_graph=retain, allow_unused=True))
+        if pairs:
+            features, upstream = zip(*pairs)
+            own = [weights[i] for i in body]
+            fill(body, torch.autograd.grad(features, own, upstream, retain_graph=retain, allow_unused=True))
         return found
     for part, graph in ((kept, create_graph), (body, False)):
         if part:

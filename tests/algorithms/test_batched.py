@@ -222,7 +222,8 @@ def test_for_models_and_losses_the_meta_gradient_is_the_loop_s(name, loss, doubl
 @pytest.mark.parametrize("model", [Skip, Reused])
 def test_so_it_is_where_the_body_reaches_the_loss_past_the_last_layer(model, second_order, double):
     niw, (support, query) = NIW(model(), lr=0.1, temperature=0.0, second_order=second_order), data()
-    assert_equal(batched(niw, mse, support, query), loop(niw, mse, support, query))
+    expected = loop(niw, mse, support, query)  # which says, once, that whole graphs are kept
+    assert_equal(batched(niw, mse, support, query), expected)
 
 
 def test_the_support_may_be_the_query(same_draws, double):

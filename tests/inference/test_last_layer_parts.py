@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_niw.inference.last_layer import Behind, behind, cut, differentiate, last_called
+from l2l_niw.inference.last_layer import Behind, cuts_behind, cut, differentiate, last_called
 
 BODY, LAST = (0, 1), (2, 3)
 
@@ -195,10 +195,10 @@ def test_the_cuts_behind_a_loss_are_those_that_it_comes_to():
     net, x = Net(), torch.randn(5, 3)
     cuts = [net.cut(x + i, first=[]) for i in range(3)]
     loss = net.last(cuts[0].inside).sum() + net.last(cuts[2].inside).square().sum()
-    found = behind(loss, cuts, [net.weights], BODY)
+    found = cuts_behind(loss, cuts, [net.weights], BODY)
     assert sorted(cuts.index(c) for c in found) == [0, 2]
     penalised = loss + net.weights[2].norm() + net.weights[3].sum()
-    assert len(behind(penalised, cuts, [net.weights], BODY)) == 2, "the last layer's weights may be there too"
+    assert len(cuts_behind(penalised, cuts, [net.weights], BODY)) == 2, "the last layer's weights may be there too"
 
 
 @pytest.mark.parametrize("other", ["a penalty", "a skip connection", "its own features", "a later use"])
@@ -212,7 +212,7 @@ def test_a_loss_that_comes_to_the_body_in_another_way_has_no_cuts(other):
         "its own features": lambda: outputs.sum() + c.behind.features.square().sum(),
         "a later use": lambda: (outputs @ net.weights[0][:2]).sum(),
     }[other]()
-    assert behind(loss, [c], [net.weights], BODY) is None
+    assert cuts_behind(loss, [c], [net.weights], BODY) is None
 
 
 def test_weights_count_as_they_are_and_as_forwards_ran_with_them():
@@ -221,9 +221,9 @@ def test_weights_count_as_they_are_and_as_forwards_ran_with_them():
     net.weights = [w.view_as(w) for w in own]
     c = net.cut(x, first=[])
     loss = net.last(c.inside).sum()
-    assert behind(loss, [c], [own, net.weights], BODY) == [c]
-    assert behind(loss + own[0].sum(), [c], [own, net.weights], BODY) is None
-    assert behind(loss + net.weights[0].sum(), [c], [own, net.weights], BODY) is None
+    assert cuts_behind(loss, [c], [own, net.weights], BODY) == [c]
+    assert cuts_behind(loss + own[0].sum(), [c], [own, net.weights], BODY) is None
+    assert cuts_behind(loss + net.weights[0].sum(), [c], [own, net.weights], BODY) is None
 
 
 def test_what_is_beyond_the_weights_is_an_earlier_step():
@@ -232,7 +232,7 @@ def test_what_is_beyond_the_weights_is_an_earlier_step():
     first, start = net.features(x), net.weights
     net.weights = [start[0] - 0.1, start[1] - 0.1, start[2] - 0.1 * first.mean(), start[3] - 0.1 * start[1].sum()]
     c = net.cut(x, first=[first])
-    assert behind(net.last(c.inside).sum(), [c], [net.weights], BODY) == [c]
+    assert cuts_behind(net.last(c.inside).sum(), [c], [net.weights], BODY) == [c]
 
 
 @pytest.mark.parametrize("kept", [LAST, ()])
