@@ -1,7 +1,8 @@
 """A batch of episodes in one call: B chains, B posteriors and one meta-gradient."""
 
 import warnings
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import Chain
 from l2l_niw.inference.elbo import minimise_elbo
-from l2l_niw.inference.functional import Replica, batch_size, unchanged_buffers
+from l2l_niw.inference.functional import Replica, batch_size
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cut, Lift, cut, cuts_behind, differentiate
 from l2l_niw.inference.objective import Episode, expected_kl, objective
@@ -110,7 +111,7 @@ class BatchedEpisodes:
         if self._looped:
             return looped(*args)
         try:
-            with torch.enable_grad(), unchanged_buffers(self.niw.module, on_success=False):
+            with torch.enable_grad(), buffers_restored_on_error(self.niw.module):
                 return vectorized(*args)
         except NIWError:
             raise
@@ -334,6 +335,19 @@ class BatchedEpisodes:
 def follow(chain: Chain, mean: List, center: List, slope: List, constant: Sequence[int], *common: Any) -> Tuple:
     """Iterates as functions of L_0."""
     return Episode(mean, center, slope, constant, chain, *common).follow()
+
+
+@contextmanager
+def buffers_restored_on_error(module: nn.Module) -> Iterator[None]:
+    """Gives a module's buffers, such as running statistics, their values back after an error."""
+    before = [(b, b.clone()) for b in module.buffers()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+        raise
 
 
 def count_episodes(**data: Data) -> int:

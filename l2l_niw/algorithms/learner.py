@@ -41,7 +41,7 @@ class Forward(NamedTuple):
 
     tag: Tag
     weights: Sequence[Tensor]
-    key: Any
+    method: str
     inputs: Optional[Inputs]
     first: Optional[List[Tensor]]
     cuts: List[Cut]
@@ -188,7 +188,7 @@ class NIWLearner(BaseLearner):
 
     def _features_of(self, method: str, args: tuple, kwargs: dict) -> Optional[List[Tensor]]:
         """What the last layer got at the first step in the forward of the same method, inputs and turn."""
-        found = [f for key, inputs, f in self._first if key == method and inputs.same_as(args, kwargs)]
+        found = [f for name, inputs, f in self._first if name == method and inputs.same_as(args, kwargs)]
         before = sum([f.first is not None and any(f.first is own for own in found) for f in self._forwards])
         return found[min(before, len(found) - 1)] if found else None
 
@@ -283,7 +283,7 @@ class NIWLearner(BaseLearner):
             self._episode.release()  # which what is kept of the step's graph would hold
         self._forwards.clear()
         if chain.steps == 1:
-            self._first.extend((f.key, f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
+            self._first.extend((f.method, f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
         self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
         self._set_state(chain, plan.constant)
         niw._remember(chain, prior, self.lr)

@@ -1,10 +1,9 @@
 """A model's random weights as a list of tensors, and the model as a function of them."""
 
 from collections import OrderedDict
-from contextlib import contextmanager
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -153,21 +152,6 @@ def replica_by_name(model: nn.Module, names: Iterable[str]) -> Replica:
     if unknown:
         raise ArgumentError(f"weights: the model has no parameter or buffer '{min(unknown)}'.")
     return Replica(model, [tensors[name] for name in names])
-
-
-@contextmanager
-def unchanged_buffers(module: nn.Module, on_success: bool = True) -> Iterator[None]:
-    """Gives a module's buffers, such as running statistics, their values back: always, or only after an error."""
-    before = [(b, b.clone()) for b in module.buffers()]
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        if failed or on_success:
-            with torch.no_grad():
-                for buffer, value in before:
-                    buffer.copy_(value)
 
 
 def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
