@@ -221,7 +221,7 @@ class Evidence(Prediction):
     **Description**
 
     The marginal likelihood of all of a support's targets at once, N(0, U U^T + noise^2 I) for each
-    dimension of the target. Its `nll` is a datum's share of it.
+    dimension of the target. Its `nll` is its share per example.
 
     **Arguments**
 
