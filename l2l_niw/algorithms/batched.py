@@ -14,12 +14,13 @@ from l2l_niw.algorithms.niw import NIW
 from l2l_niw.checks import check_finite, check_number, check_used
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.chain import Chain
+from l2l_niw.inference.chain import Chain, follow, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.functional import Replica, batch_size
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.last_layer import Cut, Lift, cut, cuts_behind, differentiate
-from l2l_niw.inference.objective import Episode, expected_kl, objective
+from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
+from l2l_niw.inference.meta_gradient import State, Tag
+from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
 
@@ -124,18 +125,24 @@ class BatchedEpisodes:
             return found
 
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
-        niw, options, prior = self.niw, self.niw.options, self._prior(len(support[0]))
+        niw, options, prior, size = self.niw, self.niw.options, self._prior(len(support[0])), len(support[0])
         curvature, settings = options.curvature, options.settings(niw.lr)
-        chain, weights, m_bar, carrier = self._run_chains(prior, support)
-        if options.inference == "closed_form":
-            weights = draw_network(chain, m_bar, prior, curvature, settings)
+        chain = self._run_chains(prior, support)
+        drawn = options.inference == "closed_form"
+        automatic = options.add_kl_gradient or options.kl_weight == 0
+        weight = options.kl_weight / size if automatic else 0.0
+        state = State(mean_of(chain) if drawn else chain[:3], chain, prior, curvature, settings, weight)
+        weights = state.weights()
+        if drawn:
+            weights = draw_network(chain, weights, prior, curvature, settings)
         result, _ = self._run(self.query_loss, weights, query)
         check_finite(result.losses.detach(), "the query loss")
-        loss = result.losses.mean()
-        if options.kl_weight == 0:
-            return loss + carrier.sum().to(loss)  # so that every parameter has a gradient
-        kl = expected_kl(posterior(chain, prior, curvature, settings, m_bar), prior) / len(support[0])
-        return objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, result.n)
+        if automatic:
+            state.tags.append(Tag(result.n, result.losses))
+            return result.losses.mean()
+        mean = follow(*mean_of(chain), prior.log_variance)
+        kl = expected_kl(posterior(chain, prior, curvature, settings, mean), prior)
+        return objective(result.losses.mean(), kl / size, options.kl_weight, result.n)
 
     def _prior(self, size: int) -> Prior:
         """L_0 of several episodes: each moves with it."""
@@ -144,43 +151,39 @@ class BatchedEpisodes:
         own = {name: [t.expand(size, *t.shape) for t in getattr(prior, name)] for name in ("m0", "log_variance")}
         return prior._replace(**own)
 
-    def _run_chains(self, prior: Prior, support: Data) -> Tuple[Chain, List[Tensor], List[Tensor], Tensor]:
-        """B chains after their steps, their last iterates and means as functions of L_0, and a zero that is one too."""
+    def _run_chains(self, prior: Prior, support: Data) -> Chain:
+        """B chains after their steps."""
         niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
         niw._check_frozen(niw.allow_nograd)
-        kept = self._kept(prior, support)
-        constant = [i for i in range(len(prior.m0)) if i not in kept]
-        common = constant, prior, options.curvature, settings
-        chain, first, losses = chains.init(prior.m0, kept=kept), None, []
-        weights, carrier = follow(chain, chain.theta, chain.center, chain.slope, *common)
-        for _ in range(self.steps):
-            result, cuts = self._run(self.loss, weights, support, constant, first)
+        kept, looks = self._kept(prior, support), options.curvature.needs_outputs
+        chain, first, losses = chains.init(prior.m0), [], []
+        for step in range(self.steps):
+            state = State(chain[:3], chain, prior, options.curvature, settings)
+            weights = state.weights()
+            result, cuts = self._run(self.loss, weights, support, kept, first)
             total = result.losses.sum()
-            seen, cuts = cuts, cuts_behind(total, cuts, [weights], constant) if cuts and constant else []
-            if cuts is None:
-                cuts = niw._warn(WHOLE) or []
-            looks = options.curvature.needs_outputs
-            gradients = differentiate(total, weights, kept, cuts, retain=looks or first is None)
-            if any([g is None for g in gradients]):
+            gradients = differentiate(total, weights, [cuts] if cuts else [], bool(kept), bool(kept) or looks)
+            if cuts:
+                niw._look_past(gradients, [cuts], weights, kept)
+            if None in [g if g is None else True for g in gradients]:
                 check_used(prior.names, gradients, niw.allow_unused)
-            chain = chain._replace(theta=weights)
+            if len(kept) == len(weights):
+                chain = chain._replace(root=weights)
             if looks:
-                chain = chain._replace(observed=self._observe(result, weights, kept, cuts, chain.observed))
+                chain = chain._replace(observed=self._observe(result, weights, chain.observed))
             chain = chains.step(chain, gradients, prior, result.n, settings, kept)
-            for c in () if first is None else cuts:
-                c.behind.release()
-            first = [c.inside for c in seen] if first is None else first
             losses.append(result.losses.detach())
-            weights, carrier = follow(chain, chain.theta, chain.center, chain.slope, *common)
+            if cuts:
+                state.release(kept)
+                first = first or cuts.inside
+                for cut in cuts.cuts if step else ():
+                    cut.release()
         check_finite(torch.stack(losses).sum(0), "the support loss")
         check_finite(
-            torch.stack([t.detach().reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result"
+            torch.stack([t.reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result"
         )
         niw._remember(chain, prior, niw.lr)
-        moments, mean = chain.moments, weights
-        if moments is not None:
-            mean, _ = follow(chain, moments.mean, moments.center, moments.slope, *common)
-        return chain, weights, mean, carrier
+        return chain
 
     def _kept(self, prior: Prior, support: Data) -> Sequence[int]:
         """The weights whose steps keep their graph."""
@@ -192,18 +195,18 @@ class BatchedEpisodes:
         if niw._last_layer is None:
             data = [t[0].detach() for t in support]
             niw._find_last_layer(niw.module, "__call__", lambda model: self.loss(model, *data))
-        return [i for i, name in enumerate(prior.names) if name in niw._last_layer_parameters]
+        return niw._in_last_layer(prior.names)
 
     def _run(
         self,
         loss: Loss,
         weights: Sequence[Tensor],
         data: Data,
-        body: Optional[Sequence[int]] = None,
-        first: Optional[List[Tensor]] = None,
-    ) -> Tuple[Result, List[Cut]]:
+        kept: Sequence[int] = (),
+        first: Sequence[Optional[Tensor]] = (),
+    ) -> Tuple[Result, Optional[Cuts]]:
         """The losses of B networks on their own data, and where their last layers begin."""
-        niw, replica, counts, cuts, calls = self.niw, self._replica, [], [], []
+        niw, replica, counts = self.niw, self._replica, []
         needs_outputs, given = niw.options.curvature.needs_outputs, [t for t in data if t.requires_grad]
 
         def one(own: List[Tensor], data: Data) -> Tuple[Tensor, Tensor]:
@@ -222,47 +225,34 @@ class BatchedEpisodes:
                 raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
             return value.reshape(()), sum(scalars) if scalars else value.detach()
 
-        def gate(x: Tensor) -> Tensor:
-            if not x.requires_grad:
-                return x
-            inputs = [*[weights[i] for i in body], *given]
-            cuts.append(cut(x, inputs, first or [], calls))
-            return x if cuts[-1] is None else cuts[-1].inside
+        cuts, handle = None, None
+        if 0 < len(kept) < len(weights) and niw._can_cut and len(given) <= 1:
+            cuts = Cuts([*[w for i, w in enumerate(weights) if i not in kept], *given], first)
 
-        def note(module: nn.Module, args: tuple) -> Optional[tuple]:
-            return (Lift.apply(args[0], gate), *args[1:]) if args and isinstance(args[0], Tensor) else None
+            def note(module: nn.Module, args: tuple) -> Optional[tuple]:
+                return (Lift.apply(args[0], cuts.cut), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
-        watched = niw.options.second_order == "last_layer" and not niw.first_order and niw._last_layer_parameters
-        watched = watched and not niw._last_layer_tied and body is not None and len(given) <= 1
-        handle = replica.module.get_submodule(niw._last_layer).register_forward_pre_hook(note) if watched else None
+            handle = replica.module.get_submodule(niw._last_layer).register_forward_pre_hook(note)
         try:
             losses, scalars = vmap(one, randomness="different")(list(weights), tuple(data))
         finally:
             if handle is not None:
                 handle.remove()
-        if None in cuts:
-            niw._warn(WHOLE)
-            cuts = []
+        if cuts is not None and cuts.failed:
+            niw.__dict__["_can_cut"] = niw._warn(WHOLE)
+        cuts = cuts if cuts is not None and cuts.cuts and not cuts.failed else None
         if not counts or not losses.requires_grad:
             raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")
         if any([n is None for n in counts]):
             niw._warn("a forward has no batch dimension, so it counts as one example.")
         return Result(losses, sum([1 if n is None else n for n in counts]) or 1, scalars), cuts
 
-    def _observe(
-        self,
-        result: Result,
-        weights: List[Tensor],
-        kept: Sequence[int],
-        cuts: List[Cut],
-        before: Optional[List[Tensor]],
-    ) -> List[Tensor]:
+    def _observe(self, result: Result, weights: List[Tensor], before: Optional[List[Tensor]]) -> List[Tensor]:
         """What the curvature strategy sees of all episodes, added to what it saw before."""
         observed = before or [torch.zeros_like(w) for w in weights]
-        scalars = result.scalars.sum(0).unbind()
-        for scalar in scalars:
-            found = differentiate(scalar, weights, kept, cuts, create_graph=False, retain=True)
-            observed = [o if g is None else o + g.detach().square() for o, g in zip(observed, found)]
+        for scalar in result.scalars.sum(0).unbind():
+            found = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True)
+            observed = [o if g is None else o + g.square() for o, g in zip(observed, found)]
         return observed
 
     def _moments(
@@ -272,8 +262,9 @@ class BatchedEpisodes:
         niw, options, prior = self.niw, self.niw.options, self._prior(len(support[0]))
         if elbo_steps is not None:
             return self._elbo(prior, support, elbo_steps, lr, samples)
-        chain, _, mean, _ = self._run_chains(prior, support)
-        mean = mean if options.inference == "langevin" else None  # as a learner's, the chain's moments are constants
+        chain = self._run_chains(prior, support)
+        # in closed form the chain's moments are constants, as a learner's
+        mean = follow(*mean_of(chain), prior.log_variance) if options.inference == "langevin" else None
         return posterior(chain, prior, options.curvature, options.settings(niw.lr), mean)
 
     @torch.no_grad()
@@ -301,14 +292,13 @@ class BatchedEpisodes:
         for i in range(size):
             with torch.enable_grad():
                 learner = self._looped_chain([t[i] for t in support])
-                if options.kl_weight:
-                    learner.__dict__["_carrier"] = torch.zeros(())  # its KL would not be divided by B
+                learner.__dict__["_share"] = 1.0 / size  # of the mean over episodes
+                learner._set_state(learner._chain)
                 loss = self.query_loss(learner.query, *(t[i] for t in query))
                 check_finite(loss.detach(), "the query loss")
-                if options.kl_weight:
+                if options.kl_weight and not options.add_kl_gradient:
                     kl = expected_kl(learner._q(constant=False), learner._prior)
-                    n = sum(forward.tag.n for forward in learner._forwards)
-                    loss = objective(loss, kl - kl.detach() if options.add_kl_gradient else kl, options.kl_weight, n)
+                    loss = objective(loss, kl, options.kl_weight, sum(f.tag.n for f in learner._forwards))
                 total.append(loss / size)
         return torch.stack(total).sum()
 
@@ -330,11 +320,6 @@ class BatchedEpisodes:
                 found.append(self.niw.clone().posterior(nll, elbo_steps, lr, samples))
         columns = [[list(getattr(post, part).values()) for post in found] for part in ("mean", "variance")]
         return tuple([torch.stack(own) for own in zip(*column)] for column in columns)
-
-
-def follow(chain: Chain, mean: List, center: List, slope: List, constant: Sequence[int], *common: Any) -> Tuple:
-    """Iterates as functions of L_0."""
-    return Episode(mean, center, slope, constant, chain, *common).follow()
 
 
 @contextmanager

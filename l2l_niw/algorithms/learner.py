@@ -10,15 +10,16 @@ from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
 from l2l_niw.checks import check_count, check_loss, check_number, check_step, check_used
-from l2l_niw.errors import ArgumentError, ChainError, LossError
+from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.chain import Chain
+from l2l_niw.inference.chain import Chain, follow, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
-from l2l_niw.inference.functional import Replica, batch_size, tensors_in
+from l2l_niw.inference.functional import Replica, arrays_in, batch_size
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.inputs import Inputs
-from l2l_niw.inference.last_layer import Cut, cut, cuts_behind, differentiate
-from l2l_niw.inference.objective import Episode, Tag, Tagged, expected_kl, objective
+from l2l_niw.inference.last_layer import Cuts, differentiate
+from l2l_niw.inference.meta_gradient import State, Tag
+from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
 
@@ -35,27 +36,16 @@ WHOLE = (
 
 class Forward(NamedTuple):
     """
-    What a forward leaves for `adapt`: its tag and tagged weights, the method that was called, its inputs, the first
-    step's features on them, its cuts, whether it ran a network drawn in closed form, and its outputs.
+    What a forward leaves for `adapt`: its tag, the method that was called, its inputs, where the last layer begins,
+    whether it ran a network drawn in closed form, and its outputs.
     """
 
     tag: Tag
-    weights: Sequence[Tensor]
     method: str
     inputs: Optional[Inputs]
-    first: Optional[List[Tensor]]
-    cuts: List[Cut]
+    cuts: Optional[Cuts]
     drawn: bool
     outputs: Any = None
-
-
-class Plan(NamedTuple):
-    """Which weights' steps keep their graph, which do not, and the last layer, if its features are cut off."""
-
-    key: tuple
-    kept: Sequence[int]
-    constant: Sequence[int]
-    layer: Optional[nn.Module]
 
 
 class NIWLearner(BaseLearner):
@@ -71,11 +61,11 @@ class NIWLearner(BaseLearner):
     that the last step was taken on; where they cannot be compared it is one, and a warning says so once.
     """
 
-    def __init__(self, niw: "NIW", prior: Prior, replica: Replica, **flags: bool):
+    def __init__(self, niw: "NIW", chain: Chain, prior: Prior, replica: Replica, **flags: bool):
         super().__init__(replica.module)
         self.__dict__["niw"] = niw  # not a submodule: parameters() are this learner's own
         self._begin(prior, replica, **flags)
-        self._start(chains.init(prior.m0))
+        self._set_state(chain)
 
     def _begin(self, prior: Prior, replica: Replica, **flags: bool) -> None:
         """The state of an episode before its first step, as plain attributes: a module's own way of setting is slow."""
@@ -84,25 +74,12 @@ class NIWLearner(BaseLearner):
             lr=self.niw.lr,
             _prior=prior,
             _replica=replica,
-            _weights=replica.get(),  # as they were put there
             _drawn=None,  # a query's network, in closed form
             _forwards=[],  # since the last step
-            _found=[],  # the tags that a back-propagation came by
             _support=[],  # what the last step was taken on
-            _first=[],  # the first step's inputs and features
-            _episode=None,
-            _whole=False,  # whether steps keep their whole graph
-            _planned=None,
+            _first=[],  # the first step's methods, inputs and features
+            _share=1.0,  # of the KL: less if the loss is divided by a number of episodes
         )
-
-    def _start(self, chain: Chain) -> None:
-        """Puts a chain's iterates in place, with a graph for the weights whose steps keep one."""
-        plan, moments, every = self._plan, chain.moments, range(len(chain.theta))
-        kept = () if plan.key == ("last_layer", None) else plan.kept
-        theta = [chain.center[i] if i in kept else chain.theta[i] for i in every]
-        if moments is not None:
-            moments = moments._replace(mean=[moments.center[i] if i in kept else moments.mean[i] for i in every])
-        self._set_state(chain._replace(theta=theta, moments=moments), [i for i in every if i not in kept])
 
     def __getattr__(self, name: str) -> Any:
         """As learn2learn's learners: the model's attribute. Its methods run as `forward` does."""
@@ -118,87 +95,72 @@ class NIWLearner(BaseLearner):
         """A forward that is said to be the query's, whatever its inputs."""
         return self._run("__call__", True, *args, **kwargs)
 
-    @property
-    def _plan(self) -> Plan:
-        """What becomes of each weight, as long as the options and the last layer are what they are."""
-        niw, every = self.niw, range(len(self._weights))
-        key = "none" if self.first_order else niw.options.second_order, niw._last_layer
-        if self._planned is None or self._planned.key != key:
-            kept, constant, layer = [], list(every), None
-            if key[0] == "all" or key == ("last_layer", None):  # no forward has shown it yet
-                kept, constant = list(every), []
-            elif key[0] == "last_layer":
-                kept = [i for i in every if self._prior.names[i] in niw._last_layer_parameters]
-                constant = [i for i in every if i not in kept]
-                if kept and constant and not niw._last_layer_tied:
-                    layer = self._replica.module.get_submodule(niw._last_layer)
-            self.__dict__["_planned"] = Plan(key, kept, constant, layer)
-        return self._planned
+    def _kept(self) -> Sequence[int]:
+        """The weights whose steps keep their graph."""
+        if self.first_order or self.niw.options.second_order == "none":
+            return ()
+        if self.niw.options.second_order == "all" or self.niw._last_layer is None:  # no forward has shown it yet
+            return range(len(self._weights))
+        return self.niw._in_last_layer(self._prior.names)
 
     def _run(self, method: str, query: bool, *args, **kwargs):
-        """One forward, by a method of the model: chooses its weights, tags them, and watches the last layer."""
-        niw, own, weights = self.niw, self._replica.get(), None
-        closed_form = niw.options.inference == "closed_form"
-        if closed_form and self._chain.steps and (query or not self._is_support(args, kwargs)):
-            weights = self._draw()
+        """One forward, by a method of the model: chooses its weights, counts its examples, watches the last layer."""
+        niw, replica, weights = self.niw, self._replica, None
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
+        closed_form, state = niw.options.inference == "closed_form", self._state
+        if closed_form and self._chain.steps and (query or not self._is_support(args, kwargs)):
+            state, weights = self._draw()
+        own = replica.get()
         plain = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
         if plain or True not in [w.requires_grad for w in own]:
-            return call() if weights is None else run_with(lambda: self._replica, weights, call)
-        if self._plan.key[0] == "last_layer" and niw._shown_by not in (method, "__call__"):
-            own = self._split_last_layer(method, args, kwargs, own)
-        tag, cuts, plan = Tag(self._found), [], self._plan
-        watch = weights is None and plan.layer is not None and not self._whole
-        given = {id(t): t for t in tensors_in((args, kwargs)) if t.requires_grad} if watch else {}
-        if len(given) > 1:  # they may depend on each other
+            return call() if weights is None else run_with(lambda: replica, weights, call)
+        last_layer = niw.options.second_order == "last_layer" and not self.first_order
+        if last_layer and niw._shown_by not in (method, "__call__"):
+            niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
+        kept = self._kept() if last_layer and weights is None and niw._can_cut else ()
+        given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
+        watch, cuts, inputs = 0 < len(kept) < len(own), None, None
+        if watch and len({id(t) for t in given}) > 1:  # they may depend on each other
             watch = niw._warn(WHOLE)
-        parts = (plan.constant, plan.kept) if watch else (range(len(own)),)
-        tagged = list(own if weights is None else weights)
-        for number, part in enumerate(parts):
-            for i, w in zip(part, Tagged.apply(tag, number, self._carrier, *[tagged[i] for i in part])):
-                tagged[i] = w
-        inputs = Inputs(args, kwargs) if closed_form or watch and not self._chain.steps else None
-        first, calls = None, []
+        if closed_form or watch and not self._chain.steps:
+            inputs = Inputs(args, kwargs)
         if watch:
-            first = self._features_of(method, args, kwargs)
-            behind_it = [*[tagged[i] for i in plan.constant], *given.values()]
-            again = partial(run_with, weakref.ref(self._replica), tagged)
-            cut_off = partial(cut, inputs=behind_it, first=first or [], calls=calls, again=again)
-            plan.layer._forward_pre_hooks[HOOK] = partial(watch_features, cuts, calls, cut_off)
+            behind = [*[w for i, w in enumerate(own) if i not in kept], *given[:1]]
+            cuts = Cuts(behind, self._features_of(method, args, kwargs), partial(run_with, weakref.ref(replica), own))
+            layer = replica.module.get_submodule(niw._last_layer)
+            layer._forward_pre_hooks[HOOK] = cuts.hook
         try:
-            outputs = run_with(lambda: self._replica, tagged, call)
+            outputs = call() if weights is None else run_with(lambda: replica, weights, call)
         finally:
             if watch:
-                del plan.layer._forward_pre_hooks[HOOK]
-        if None in cuts:
-            self.__dict__["_whole"], cuts = True, []
-            niw._warn(WHOLE)
+                del layer._forward_pre_hooks[HOOK]
+        if watch:
+            cuts = self._checked(cuts)
         n = batch_size(outputs, (args, kwargs))
         if n is None:
             niw._warn("a forward has no batch dimension, so it counts as one example. If it is not, pass n to adapt.")
-        if watch and not calls:
-            niw._warn(
-                f"a forward did not call '{niw._last_layer}', which was called last when it was looked for. "
-                "Steps on it are of first order; second_order='all' has all second derivatives."
-            )
-        tag.n = 1 if n is None else n
+        tag = Tag(1 if n is None else n, outputs, [id(t) for t in (*own, *given)])
+        state.tags.append(tag)
         seen = outputs if niw.options.curvature.needs_outputs else None
-        self._forwards.append(Forward(tag, tagged, method, inputs, first, cuts, weights is not None, seen))
+        self._forwards.append(Forward(tag, method, inputs, cuts, weights is not None, seen))
         return outputs
 
-    def _features_of(self, method: str, args: tuple, kwargs: dict) -> Optional[List[Tensor]]:
-        """What the last layer got at the first step in the forward of the same method, inputs and turn."""
-        found = [f for name, inputs, f in self._first if name == method and inputs.same_as(args, kwargs)]
-        before = sum([f.first is not None and any(f.first is own for own in found) for f in self._forwards])
-        return found[min(before, len(found) - 1)] if found else None
+    def _checked(self, cuts: Cuts) -> Optional[Cuts]:
+        """The cuts of a forward, if they can be used."""
+        if not cuts.calls:
+            self.niw._warn(
+                f"a forward did not call '{self.niw._last_layer}', which was called last when it was looked for. "
+                "Steps on it are of first order; second_order='all' has all second derivatives."
+            )
+        if cuts.failed:
+            self.niw.__dict__["_can_cut"] = self.niw._warn(WHOLE)
+        return cuts if cuts.cuts and not cuts.failed else None
 
-    def _split_last_layer(self, method: str, args: tuple, kwargs: dict, own: List[Tensor]) -> List[Tensor]:
-        """Once per wrapper, a forward shows the last layer, whose weights then become tensors of their own."""
-        self.niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
-        found = [w.clone() if i in self._plan.kept else w for i, w in enumerate(own)]
-        self.__dict__["_weights"] = [new if w is old else w for w, old, new in zip(self._weights, own, found)]
-        self._replica.put(found)
-        return found
+    def _features_of(self, method: str, args: tuple, kwargs: dict) -> List[Optional[Tensor]]:
+        """What the last layer got at the first step in the forward of the same method, inputs and turn."""
+        found = [first for name, inputs, first in self._first if name == method and inputs.same_as(args, kwargs)]
+        before = sum([f.cuts is not None and any(f.cuts.first is own for own in found) for f in self._forwards])
+        return found[min(before, len(found) - 1)] if found else []
 
     def _is_support(self, args: tuple, kwargs: dict) -> bool:
         """Whether the last step was taken on these inputs."""
@@ -236,85 +198,71 @@ class NIWLearner(BaseLearner):
         * **n** (int, *optional*, default=None) - The number of examples behind the loss. Defaults to the
             batch sizes of the forwards that it was computed from, or 1 if there was none.
         """
-        niw, options, prior, plan = self.niw, self.niw.options, self._prior, self._plan
+        niw, options, prior, state = self.niw, self.niw.options, self._prior, self._state
         check_count(n)
         niw._check_frozen(self.allow_nograd if allow_nograd is None else allow_nograd)
         check_loss(loss)
         weights = self._replica.get()
-        chain, cuts = self._chain_at(weights), self._cuts(loss, weights, plan)
+        kept = () if first_order else self._kept()
+        chain = self._chain_at(weights, kept)
+        cuts = [forward.cuts for forward in self._forwards if forward.cuts]
+        for forward in self._forwards:
+            forward.tag.task = None
         looks = options.curvature.needs_outputs
-        self._found.clear()
-        try:
-            gradients = differentiate(loss, weights, plan.kept, cuts, retain=looks or not chain.steps)
-        except RuntimeError as error:
-            if "second time" not in str(error):
-                raise
-            raise LossError(
-                "adapt: the loss's graph was freed by an earlier backward. Compute the loss anew, from the learner's "
-                "present weights, before each adapt."
-            ) from error
-        forwards = [forward for forward in self._forwards if forward.tag in self._found]
-        if any([g is None for g in gradients]):
+        gradients = differentiate(loss, weights, cuts, bool(kept), looks or not (first_order or self.first_order))
+        if cuts:
+            niw._look_past(gradients, cuts, weights, kept)
+        forwards = [forward for forward in self._forwards if forward.tag.is_behind()]
+        if None in [g if g is None else True for g in gradients]:
             niw._check_same(self.module)
             check_used(prior.names, gradients, self.allow_unused if allow_unused is None else allow_unused)
-        if first_order:
-            gradients = [g if g is None else g.detach() for g in gradients]
         if loss.device.type == "cpu":  # elsewhere a look would wait for the device
             check_step(prior.names, loss, gradients)
         if looks:
-            chain = chain._replace(observed=self._observe(forwards, weights, plan.kept, cuts))
-        if any([forward.drawn for forward in forwards]):
-            niw._warn(
+            chain = chain._replace(observed=self._observe(forwards, weights))
+        self._warn_of(forwards, n)
+        n = n or sum([forward.tag.n for forward in forwards]) or 1
+        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), kept)
+        for forward in forwards:
+            forward.tag.stepped_on = True
+            if forward.cuts and chain.steps == 1:
+                self._first.append((forward.method, forward.inputs, forward.cuts.inside))
+            for cut in forward.cuts.cuts if forward.cuts and chain.steps > 1 else ():
+                cut.release()
+        if len(forwards) == len(self._forwards) and True in [f.cuts is not None for f in forwards]:
+            state.release(kept)  # which what is kept of the step's graph would hold
+        self._forwards.clear()
+        self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
+        self._set_state(chain)
+        niw._remember(chain, prior, self.lr)
+
+    def _warn_of(self, forwards: List[Forward], n: Optional[int]) -> None:
+        """Says once what a step was taken on that it had better not been."""
+        if True in [forward.drawn for forward in forwards]:
+            self.niw._warn(
                 "a step was taken on the loss of a query's network, as its inputs are not those of the step before. In "
                 "closed form step on the same support each time, or choose inference='langevin'."
             )
-        if n is None and not forwards:
-            niw._warn(
-                "the loss came by no forward of the learner, so it counts as one example. Call the learner itself, or "
-                "pass n to adapt."
-            )
-        n = n or sum([forward.tag.n for forward in forwards]) or 1
-        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), plan.kept)
-        for forward in forwards:
-            forward.tag.stepped_on = True
-        for c in cuts if chain.steps > 1 else ():
-            c.behind.release()
-        if self._episode and (cuts or chain.steps == 1) and len(forwards) == len(self._forwards):
-            self._episode.release()  # which what is kept of the step's graph would hold
-        self._forwards.clear()
-        if chain.steps == 1:
-            self._first.extend((f.method, f.inputs, [c.inside for c in f.cuts]) for f in forwards if f.cuts)
-        self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
-        self._set_state(chain, plan.constant)
-        niw._remember(chain, prior, self.lr)
-
-    def _chain_at(self, weights: List[Tensor]) -> Chain:
-        """The chain at the learner's weights: what the user replaced or detached is what iterates move with."""
-        center, slope = list(self._chain.center), list(self._chain.slope)
-        for i, w in enumerate(weights):
-            if w is not self._weights[i] or w.is_leaf:
-                center[i], slope[i] = w, None
-        return self._chain._replace(theta=weights, center=center, slope=slope)
-
-    def _cuts(self, loss: Tensor, weights: List[Tensor], plan: Plan) -> List[Cut]:
-        """Where the graph of a step's loss is cut off: nowhere if it would not be exact."""
-        cuts = [c for f in self._forwards for c in f.cuts]
-        if not cuts:
-            return []
-        every = [weights, *[f.weights for f in self._forwards]]
-        found = cuts_behind(loss, cuts, every, plan.constant)
-        if found is None:
-            self.niw._warn(WHOLE)
-        elif self._chain.steps and any([c.first is None for c in found]):
+        if self._chain.steps and True in [f.cuts is not None and not f.cuts.first for f in forwards]:
             self.niw._warn(
                 "a step was taken on other inputs than the first one's. The last layer's second derivatives then stop "
                 "at its features; second_order='all' has them all."
             )
-        return found or []
+        if n is None and not forwards:
+            self.niw._warn(
+                "the loss came by no forward of the learner, so it counts as one example. Call the learner itself, or "
+                "pass n to adapt."
+            )
 
-    def _observe(
-        self, forwards: List[Forward], weights: List[Tensor], kept: Sequence[int], cuts: List[Cut]
-    ) -> List[Tensor]:
+    def _chain_at(self, weights: List[Tensor], kept: Sequence[int]) -> Chain:
+        """The chain at the learner's weights: what the user replaced or detached is what iterates move with."""
+        theta, root, slope = [w.detach() for w in weights], list(self._chain.root), list(self._chain.slope)
+        for i, w in enumerate(weights):
+            if len(kept) == len(weights) or w is not self._weights[i] or w.is_leaf:
+                root[i], slope[i] = w, None
+        return self._chain._replace(theta=theta, root=root, slope=slope)
+
+    def _observe(self, forwards: List[Forward], weights: List[Tensor]) -> List[Tensor]:
         """What the curvature strategy sees in the outputs behind a loss, added to what it saw before."""
         if not forwards:
             raise ChainError(
@@ -323,42 +271,44 @@ class NIWLearner(BaseLearner):
             )
         observed = self._chain.observed or [torch.zeros_like(w) for w in weights]
         for forward in forwards:
-            own = [c for c in cuts if any(c is other for other in forward.cuts)]
-            scalars = list(self.niw.options.curvature.scalars(forward.outputs))
-            for scalar in scalars:
-                found = differentiate(scalar, weights, kept, own, create_graph=False, retain=True)
-                observed = [o if g is None else o + g.detach().square() for o, g in zip(observed, found)]
+            for scalar in self.niw.options.curvature.scalars(forward.outputs):
+                found = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True)
+                observed = [o if g is None else o + g.square() for o, g in zip(observed, found)]
         return observed
 
-    def _set_state(self, chain: Chain, constant: Sequence[int]) -> None:
+    def _set_state(self, chain: Chain) -> None:
         """Makes a chain's last iterate the learner's weights: functions of L_0, by which a backward reaches the KL."""
-        options, prior = self.niw.options, self._prior
-        weight = options.kl_weight if options.add_kl_gradient and chain.steps else 0.0
-        common = constant, chain, prior, options.curvature, options.settings(self.lr)
-        moments = chain.moments
-        episode = Episode(chain.theta, chain.center, chain.slope, *common, 0.0 if moments else weight)
-        weights, carrier = episode.follow()
-        if len(constant) < len(weights):  # tensors of their own: no step's gradient must come by the carrier
-            weights = [w if i in constant else w.clone() for i, w in enumerate(weights)]
-        mean = list(weights)
-        if moments is not None:
-            mean, carrier = Episode(moments.mean, moments.center, moments.slope, *common, weight).follow()
+        state = self._state_of(chain, chain[:3])
+        weights = state.weights()
         self._replica.put(weights)
-        self.__dict__.update(_chain=chain, _weights=weights, _mean=mean, _carrier=carrier, _episode=episode)
+        self.__dict__.update(_chain=chain, _weights=weights, _state=state)
+
+    def _state_of(self, chain: Chain, iterates: tuple) -> State:
+        options = self.niw.options
+        weight = options.kl_weight * self._share if options.add_kl_gradient and chain.steps else 0.0
+        return State(iterates, chain, self._prior, options.curvature, options.settings(self.lr), weight)
+
+    def _mean(self) -> List[Tensor]:
+        """The chain's mean as a function of L_0."""
+        return follow(*mean_of(self._chain), self._prior.log_variance)
 
     def _q(self, constant: bool) -> Tuple[List[Tensor], List[Tensor]]:
         """q_i as a function of L_0. In closed form its chain's moments may be `constant`, as the paper has them."""
         options = self.niw.options
-        mean = None if constant and options.inference == "closed_form" else self._mean
+        mean = None if constant and options.inference == "closed_form" else self._mean()
         return posterior(self._chain, self._prior, options.curvature, options.settings(self.lr), mean)
 
-    def _draw(self) -> List[Tensor]:
+    def _draw(self) -> Tuple[State, List[Tensor]]:
         """This step's network from q_i in closed form: one for all queries, with a graph even if the first has none."""
         if self._drawn is None:
-            curvature, settings = self.niw.options.curvature, self.niw.options.settings(self.lr)
+            curvature, settings, chain = self.niw.options.curvature, self.niw.options.settings(self.lr), self._chain
+            state, mean = self._state, self._weights
             with torch.inference_mode(False), torch.enable_grad():
-                drawn = draw_network(self._chain, self._mean, self._prior, curvature, settings)
-            self.__dict__["_drawn"] = drawn
+                if chain.moments is not None:
+                    state = self._state_of(chain, chain.moments[:3])
+                    mean = state.weights()
+                drawn = draw_network(chain, mean, self._prior, curvature, settings)
+            self.__dict__["_drawn"] = state, drawn
         return self._drawn
 
     def posterior(
@@ -473,14 +423,14 @@ class NIWLearner(BaseLearner):
         weights = self._replica.get()
         twin = NIWLearner(
             self.niw,
+            self._restarted(weights, self._mean() if self._chain.moments else weights),
             self._prior,
             Replica(self.module, weights),
             first_order=self.first_order if first_order is None else first_order,
             allow_unused=self.allow_unused if allow_unused is None else allow_unused,
             allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
         )
-        twin._start(self._restarted(weights, self._mean))
-        twin.__dict__.update(lr=self.lr, _whole=self._whole, _first=list(self._first), _support=list(self._support))
+        twin.__dict__.update(lr=self.lr, _first=list(self._first), _support=list(self._support))
         return twin
 
     def _restarted(self, weights: List[Tensor], mean: List[Tensor]) -> Chain:
@@ -488,28 +438,25 @@ class NIWLearner(BaseLearner):
         chain, none = self._chain, [None] * len(weights)
         moments = chain.moments
         if moments is not None:
-            moments = moments._replace(mean=[m.detach().clone() for m in mean], center=mean, slope=none)
+            moments = moments._replace(mean=[m.detach().clone() for m in mean], root=mean, slope=none)
         theta = [w.detach().clone() for w in weights]
-        return chain._replace(theta=theta, center=weights, slope=none, moments=moments)
+        return chain._replace(theta=theta, root=weights, slope=none, moments=moments)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Without what has a graph, but for the weights."""
         state = self.__dict__.copy()
         if "_chain" in state:
             weights, prior = self._replica.get(), self._prior
-            detached = {name: [t.detach() for t in getattr(prior, name)] for name in ("m0", "scale")}
-            prior = prior._replace(raw_n0=prior.raw_n0.detach(), **detached)
-            chain = self._restarted(weights, [m.detach() for m in self._mean])
-            state.update(_prior=prior, _chain=chain, _weights=weights)
-            for name in ("_mean", "_carrier", "_episode", "_drawn", "_planned"):
-                state[name] = None
-            state.update(_forwards=[], _found=[], _first=[])
+            constants = {name: [t.detach() for t in getattr(prior, name)] for name in ("m0", "scale")}
+            prior = prior._replace(raw_n0=prior.raw_n0.detach(), **constants)
+            chain = self._restarted(weights, [m.detach() for m in mean_of(self._chain)[0]])
+            state.update(_prior=prior, _chain=chain, _state=None, _weights=None, _drawn=None, _forwards=[], _first=[])
         return state
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_chain" in state:
-            self._start(self._chain)
+            self._set_state(self._chain)
 
     def __deepcopy__(self, memo: dict) -> "NIWLearner":
         """With weights that are leaves: a graph cannot be copied."""
@@ -532,18 +479,3 @@ def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tenso
         return call()
     finally:
         replica.put(own)
-
-
-def watch_features(
-    cuts: List[Optional[Cut]],
-    calls: List[int],
-    cut_off: Callable[[Tensor], Optional[Cut]],
-    module: nn.Module,
-    args: tuple,
-) -> Optional[tuple]:
-    """A hook on the last layer, which cuts its features off."""
-    if not args or not isinstance(args[0], Tensor) or not args[0].requires_grad:
-        calls.append(len(calls))
-        return None
-    cuts.append(cut_off(args[0]))
-    return None if cuts[-1] is None else (cuts[-1].inside, *args[1:])

@@ -20,7 +20,7 @@ from l2l_niw.inference.chain import Chain, noise_variance
 from l2l_niw.inference.closed_form import adapted_share
 from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.last_layer import last_called
+from l2l_niw.inference.last_layer import Cuts, last_called, reaches_past
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
@@ -172,7 +172,8 @@ class NIW(NIWLearner):
         self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
         self._shown_by: Optional[str] = None  # the model's method whose call has shown it
         self._last_layer_parameters: List[str] = []
-        self._last_layer_tied = False
+        self._can_cut = True  # whether its features can be cut off from what is behind them
+        self._looked_past = False  # whether it was looked at what else losses depend on
         self._frozen: Optional[str] = None
         self._warned: List[str] = []
         self._newest: Optional[tuple] = None
@@ -202,7 +203,8 @@ class NIW(NIWLearner):
         if "_chain" not in self.__dict__:
             prior, weights = self._prior(), self._random()[1]
             self._begin(prior, Replica(self.module, weights, copy=False))
-            self.__dict__["_chain"] = chains.init(prior.m0)._replace(theta=weights)
+            chain = chains.init(prior.m0)
+            self.__dict__.update(_chain=chain, _weights=weights, _state=self._state_of(chain, chain[:3]))
             n = n or self._n
         super().adapt(loss, *args, n=n, **kwargs)
 
@@ -231,6 +233,7 @@ class NIW(NIWLearner):
         prior = self._prior(random)
         return NIWLearner(
             self,
+            chains.init(prior.m0)._replace(theta=[m.detach().clone() for m in prior.m0]),
             prior,
             Replica(self.module, random[1]),
             first_order=self.first_order if first_order is None else first_order,
@@ -328,10 +331,9 @@ class NIW(NIWLearner):
         own = {id(p) for p in layer.parameters() if p.requires_grad} if isinstance(layer, nn.Linear) else set()
         names = [key for key, p in self.module.named_parameters() if id(p) in own]
         places = [id(p) for module in self.module.modules() for p in module._parameters.values()]
-        tied = any(places.count(p) > 1 for p in own)  # what stands behind the features too cannot be cut off there
-        self.__dict__.update(_last_layer=name, _last_layer_parameters=names, _last_layer_tied=tied)
-        if tied:
-            self._warn(WHOLE)
+        self.__dict__.update(_last_layer=name, _last_layer_parameters=names)
+        if any(places.count(p) > 1 for p in own):  # what stands behind the features too cannot be cut off there
+            self.__dict__["_can_cut"] = self._warn(WHOLE)
         if not names:
             kind = "nothing" if last is None else f"{type(last).__name__} '{name}'"
             self._warn(
@@ -339,6 +341,18 @@ class NIW(NIWLearner):
                 f"parameters and is called last here is {kind}. Steps keep no graph, as with first_order=True; "
                 "second_order='all' keeps that of all weights."
             )
+
+    def _look_past(self, gradients: list, cuts: Sequence[Cuts], weights: List[Tensor], kept: Sequence[int]) -> None:
+        """Once per wrapper: whether the last layer's gradients depend on the body by another way than its features."""
+        if not self._looked_past:
+            self.__dict__["_looked_past"] = True
+            own = [gradients[i] for i in kept if gradients[i] is not None]
+            if reaches_past(own, cuts, [w for i, w in enumerate(weights) if i not in kept]):
+                self.__dict__["_can_cut"] = self._warn(WHOLE)
+
+    def _in_last_layer(self, names: Sequence[str]) -> List[int]:
+        """The last layer's weights among these."""
+        return [i for i, name in enumerate(names) if name in self._last_layer_parameters]
 
     def _warn(self, text: str) -> None:
         """Each warning once per wrapper, at the line of the user's that it is about."""
@@ -364,10 +378,9 @@ class NIW(NIWLearner):
 
     def _remember(self, chain: Chain, prior: Prior, lr: float) -> None:
         """Keeps the newest chain, without its graph, for `diagnostics` until the next learner is cloned."""
-        theta, scale = ([t.detach() for t in own] for own in (chain.theta, prior.scale))
-        prior = prior._replace(m0=[], scale=scale, raw_n0=prior.raw_n0.detach())
-        moments = chain.moments and chain.moments._replace(mean=[], center=[], slope=[])
-        self.__dict__["_newest"] = chain._replace(theta=theta, center=[], slope=[], moments=moments), prior, lr
+        prior = prior._replace(m0=[], scale=[d.detach() for d in prior.scale], raw_n0=prior.raw_n0.detach())
+        moments = chain.moments and chain.moments._replace(mean=[], root=[], slope=[])
+        self.__dict__["_newest"] = chain._replace(root=[], slope=[], moments=moments), prior, lr
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:

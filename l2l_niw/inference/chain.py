@@ -1,7 +1,7 @@
 """The Langevin chain of one episode (Sec. 3, "Quadratic approximation of episodic loss via SGLD")."""
 
 import math
-from typing import Any, Collection, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Collection, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -42,10 +42,10 @@ class Settings(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Running moments of the kept iterates (Welford), with the means of what they move with: O(d) memory."""
+    """Running moments of the kept iterates (Welford), with the means of their roots and slopes: O(d) memory."""
 
     mean: List[Tensor]
-    center: List[Tensor]
+    root: List[Tensor]
     slope: List[Optional[Tensor]]
     squares: List[Tensor]
     count: int
@@ -57,10 +57,11 @@ class Chain(NamedTuple):
 
     The state of an episode. States are never written to: a loss computed after an earlier step keeps its own.
 
-    * `theta` - The last iterate. It has a graph where the steps' second derivatives are kept.
-    * `center` - What an iterate without a graph moves with: m_0, or where a clone of an adapted learner began.
-    * `slope` - d theta / d log V_0 of an iterate without a graph, weight by weight, beside what `center` depends on:
-        gradients and noise are constants, steps are proportional to D and noise to its root. None for 0.
+    * `theta` - The last iterate, a constant.
+    * `root` - What it moves with: m_0, or where a clone of an adapted learner began, and the gradients of those steps
+        that keep their graph. Only its derivatives count, but where all steps do: there it is the iterate itself.
+    * `slope` - d theta / d log V_0 beside what `root` depends on, weight by weight: steps are proportional to D and
+        noise to its square root. None for 0.
     * `moments` - Of the kept iterates; None where the last one stands for all.
     * `observed` - What the curvature strategy saw, summed over the steps, if it looks.
     * `used` - Which weights a loss has depended on.
@@ -68,7 +69,7 @@ class Chain(NamedTuple):
     """
 
     theta: List[Tensor]
-    center: List[Tensor]
+    root: List[Tensor]
     slope: List[Optional[Tensor]]
     moments: Optional[Moments] = None
     observed: Optional[List[Tensor]] = None
@@ -77,9 +78,9 @@ class Chain(NamedTuple):
     steps: int = 0
 
 
-def init(m0: Sequence[Tensor], kept: Collection[int] = ()) -> Chain:
-    """A chain before its first step, with a graph for the weights whose steps keep one."""
-    theta = [m if i in kept else m.detach() for i, m in enumerate(m0)]
+def init(m0: Sequence[Tensor]) -> Chain:
+    """A chain before its first step."""
+    theta = [m.detach() for m in m0]
     return Chain(theta, list(m0), [None] * len(theta), used=(False,) * len(theta))
 
 
@@ -109,10 +110,9 @@ def langevin_step(
     scale: Optional[Sequence[Tensor]],
     pull: Pull,
     slope: Optional[Sequence[Tensor]],
-    center: Sequence[Tensor],
     lr: float,
     size: float,
-) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
+) -> Tuple[Sequence[Tensor], ...]:
     """
     **Description**
 
@@ -128,16 +128,16 @@ def langevin_step(
 
     * **scale** (list) - D, or None for 1.
     * **pull** (float or list) - c / (1 + c).
-    * **slope**, **center** (list) - As in `Chain`; no slopes where a graph is kept.
+    * **slope** (list) - As in `Chain`, or None.
     * **size** (float) - The square root of 2 lr T / n; 0 for no noise.
 
-    **Returns** the next iterates and their slopes.
+    **Returns** the next iterates and, if given, their slopes.
 
     **References**
 
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
-    noise = list(map(noise_like, theta)) if size else []
+    noise = [noise_like(t) for t in theta] if size else []
     if scale is None:
         new = torch._foreach_add(theta, gradient, alpha=-lr)
         new = torch._foreach_add(new, noise, alpha=size) if size else new
@@ -148,31 +148,13 @@ def langevin_step(
         if slope is not None:
             slope = torch._foreach_addcmul(slope, gradient, scale, value=-lr)
             slope = torch._foreach_addcmul(slope, noise, root, value=0.5 * size) if size else slope
-    if isinstance(pull, float):
-        if pull:
-            new = torch._foreach_lerp(new, m0, pull)
-            slope = None if slope is None else torch._foreach_mul(slope, 1.0 - pull)
-    else:
-        if slope is not None:  # D is 1, and c alone depends on V_0
-            slope = [(1.0 - p) * (s + p * (t - c)) for s, p, t, c in zip(slope, pull, new, center)]
-        new = torch._foreach_lerp(new, m0, pull)
-    return list(new), slope if slope is None else list(slope)
-
-
-@torch.no_grad()
-def constant_step(*columns: Any) -> Tuple[List[Tensor], Optional[List[Tensor]]]:
-    """`langevin_step` without a graph, of large tensors in blocks. Gradients are let go as they are used."""
-    lists = [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
-
-    def on_lists(*given: Sequence[Tensor]) -> Sequence[List[Tensor]]:
-        own = list(columns)
-        for k, column in zip(lists, given):
-            own[k] = column
-        new, slope = langevin_step(*own)
-        return (new,) if slope is None else (new, slope)
-
-    new, *slope = in_blocks(on_lists, [columns[k] for k in lists], consumed=columns[1])
-    return new, slope[0] if slope else None
+    if slope is not None and pull:
+        if isinstance(pull, float):
+            slope = torch._foreach_mul(slope, 1.0 - pull)
+        else:  # D is 1, and c alone depends on V_0
+            slope = [(1.0 - p) * (s + p * (t - m)) for s, p, t, m in zip(slope, pull, new, m0)]
+    new = torch._foreach_lerp(new, m0, pull) if pull else new
+    return (new,) if slope is None else (new, slope)
 
 
 def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Pull:
@@ -182,7 +164,7 @@ def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Setting
         return 0.0
     if settings.learn_step_sizes:
         return c / (1.0 + c)
-    return [c / (prior.scale[i] + c) for i in indices]
+    return [(c / (prior.scale[i] + c)).to(prior.m0[i].dtype) for i in indices]
 
 
 def step(
@@ -207,63 +189,78 @@ def step(
     """
     variance = noise_variance(settings.lr, settings.temperature, n)
     size = variance**0.5 if settings.noisy else 0.0
-    theta, center, slope = list(chain.theta), list(chain.center), list(chain.slope)
-    present = [i for i, g in enumerate(gradients) if g is not None]
+    theta, root, slope = (list(column) for column in chain[:3])
+    part = tuple([i for i, g in enumerate(gradients) if g is not None])
     used = tuple([u or g is not None for u, g in zip(chain.used, gradients)])
-    taken = [[gradients[i] for i in present if (i in kept) == keep] for keep in (False, True)]
+    own = [gradients[i] for i in part]
     gradients.clear()
-    for keep in (False, True):
-        part = tuple([i for i in present if (i in kept) == keep])
-        if not part:
-            continue
-        pick, pull = picker(part), prior_pull(prior, part, n, settings)
-        scale = pick(prior.scale) if settings.learn_step_sizes else None
-        if scale and scale[0].dtype != theta[part[0]].dtype:
-            scale = [prior.scale[i].to(theta[i].dtype) for i in part]
-        if not isinstance(pull, float):
-            pull = [p.to(theta[i].dtype) for p, i in zip(pull, part)]
-        slopes = None
-        if not keep and (scale or pull or any([slope[i] is not None for i in part])):
-            slopes = [torch.zeros_like(theta[i]) if slope[i] is None else slope[i] for i in part]
-        columns = pick(theta), taken[keep], pick(prior.m0), scale, pull, slopes, pick(center), settings.lr, size
-        new, slopes = (langevin_step if keep else constant_step)(*columns)
+    pick, pull = picker(part), prior_pull(prior, part, n, settings)
+    m0, start = pick(prior.m0), pick(theta)
+    scale = pick(prior.scale) if settings.learn_step_sizes and part else None
+    if scale and scale[0].dtype != start[0].dtype:
+        scale = [d.to(t.dtype) for d, t in zip(scale, start)]
+    if part and len(kept) == len(theta):  # an ordinary graph, exact to any order
+        (new,) = langevin_step(pick(root), own, m0, scale, pull, None, settings.lr, size)
         for k, i in enumerate(part):
-            theta[i], slope[i] = new[k], slopes and slopes[k]
-            if not keep and pull and center[i] is not prior.m0[i]:
-                center[i] = torch.lerp(center[i], prior.m0[i], pull if isinstance(pull, float) else pull[k])
+            theta[i], root[i], slope[i] = new[k].detach(), new[k], None
+    elif part:
+        for k, i in enumerate(part):
+            if i in kept:
+                rate = -settings.lr if scale is None else -settings.lr * scale[k].detach()
+                root[i] = torch.addcmul(root[i], own[k], rate) if scale else torch.add(root[i], own[k], alpha=rate)
+            if pull and root[i] is not m0[k]:
+                root[i] = torch.lerp(root[i], m0[k], pull if isinstance(pull, float) else pull[k].detach())
+        slopes = pick(slope)
+        if scale or pull or True in [s is not None for s in slopes]:
+            slopes = [torch.zeros_like(t) if s is None else s for t, s in zip(start, slopes)]
+        else:
+            slopes = None
+        with torch.no_grad():
+            columns = start, own, m0, scale, pull, slopes, settings.lr, size
+            new, *slopes = in_blocks(langevin_step, columns, consumed=1)
+        for k, i in enumerate(part):
+            theta[i], slope[i] = new[k], slopes[0][k] if slopes else None
     steps, moments = chain.steps + 1, None
     if settings.burn_in is not None and steps > settings.burn_in:
-        moments = add_to_moments(chain.moments, theta, center, slope, kept)
-    return Chain(theta, center, slope, moments, chain.observed, used, variance, steps)
+        moments = add_to_moments(chain.moments, theta, root, slope)
+    return Chain(theta, root, slope, moments, chain.observed, used, variance, steps)
 
 
 def add_to_moments(
-    moments: Optional[Moments],
-    theta: List[Tensor],
-    center: List[Tensor],
-    slope: List[Optional[Tensor]],
-    kept: Collection[int],
+    moments: Optional[Moments], theta: List[Tensor], root: List[Tensor], slope: List[Optional[Tensor]]
 ) -> Moments:
     """The moments with one more iterate."""
     if moments is None:
-        return Moments(theta, center, slope, [torch.zeros_like(t.detach()) for t in theta], 1)
+        return Moments(theta, root, slope, [torch.zeros_like(t) for t in theta], 1)
     count = moments.count + 1
-    mean, centers, slopes, squares = [], [], [], []
+    mean, roots, slopes, squares = [], [], [], []
     for i, t in enumerate(theta):
-        before, same = moments.mean[i], moments.center[i] is center[i]
-        with torch.set_grad_enabled(i in kept):
-            mean.append(before + (t - before) / count)
-        centers.append(center[i] if same else torch.lerp(moments.center[i], center[i], 1.0 / count))
-        with torch.no_grad():
-            own = [torch.zeros_like(t) if s is None else s for s in (moments.slope[i], slope[i])]
-            slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(*own, 1.0 / count))
-            squares.append(torch.addcmul(moments.squares[i], t - before, t - mean[i]))
-    return Moments(mean, centers, slopes, squares, count)
+        before, own = moments.mean[i], moments.root[i]
+        mean.append(before + (t - before) / count)
+        roots.append(own if own is root[i] else torch.lerp(own, root[i], 1.0 / count))
+        pair = [torch.zeros_like(t) if s is None else s for s in (moments.slope[i], slope[i])]
+        slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(*pair, 1.0 / count))
+        squares.append(torch.addcmul(moments.squares[i], t - before, t - mean[i]))
+    return Moments(mean, roots, slopes, squares, count)
 
 
-def mean_of(chain: Chain) -> List[Tensor]:
-    """m_bar: the mean of the kept iterates, or the last one."""
-    return chain.theta if chain.moments is None else chain.moments.mean
+def mean_of(chain: Chain) -> Tuple[List[Tensor], List[Tensor], List[Optional[Tensor]]]:
+    """m_bar, the mean of the kept iterates, or the last one, with its root and slope."""
+    return chain[:3] if chain.moments is None else chain.moments[:3]
+
+
+def follow(
+    values: Sequence[Tensor],
+    root: Sequence[Tensor],
+    slope: Sequence[Optional[Tensor]],
+    log_variance: Sequence[Tensor],
+) -> List[Tensor]:
+    """Iterates, or their means, as functions of L_0."""
+    found = [t + (r - r.detach()) for t, r in zip(values, root)]
+    for i, (s, v) in enumerate(zip(slope, log_variance)):
+        if s is not None:
+            found[i] = torch.addcmul(found[i], s, (v - v.detach()).to(s.dtype))
+    return found
 
 
 @torch.no_grad()

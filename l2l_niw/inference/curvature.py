@@ -35,7 +35,7 @@ class SGLD:
 
     def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
         """The chain's own deviation from its mean stands for the posterior's."""
-        return chain.theta[i] - mean_of(chain)[i]
+        return chain.theta[i] - mean_of(chain)[0][i]
 
 
 class GGN:

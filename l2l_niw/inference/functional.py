@@ -5,6 +5,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +22,7 @@ def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Sequence]:
     return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
 
 
-def in_blocks(
-    function: Callable[..., Sequence[List[Tensor]]], columns: Sequence[Sequence], consumed: Optional[list] = None
-) -> List[List[Tensor]]:
+def in_blocks(function: Callable[..., Sequence[Sequence[Tensor]]], columns: Sequence, consumed: int) -> Sequence:
     """
     **Description**
 
@@ -32,26 +31,29 @@ def in_blocks(
 
     **Arguments**
 
-    * **function** (callable) - Takes lists of tensors of the same shapes, and returns such lists.
-    * **columns** (sequence) - The lists. If their shapes differ the function is called as it is.
-    * **consumed** (list, *optional*, default=None) - One of them whose tensors are let go as they are used.
+    * **function** (callable) - Takes lists of tensors of the same shapes, among other things, and returns such lists.
+    * **columns** (sequence) - Its arguments. If shapes differ it is called as it is.
+    * **consumed** (int) - Which of the lists is emptied: its tensors are let go as they are used.
     """
-    first = columns[0]
-    large = any([t.numel() > BLOCK and t.device.type == "cpu" for t in first])
-    if not large or any(t.shape != first[i].shape for column in columns for i, t in enumerate(column)):
-        return [list(found) for found in function(*columns)]
+    lists = [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
+    first = columns[lists[0]]
+    large = True in [t.numel() > BLOCK and t.device.type == "cpu" for t in first]
+    if not large or any(t.shape != first[i].shape for k in lists for i, t in enumerate(columns[k])):
+        return function(*columns)
     found = []
     for i, whole in enumerate(first):
         outputs: List[Tensor] = []
-        for number, parts in enumerate(zip(*[column[i].reshape(-1).split(BLOCK) for column in columns])):
-            results = function(*[[part] for part in parts])
+        for number, parts in enumerate(zip(*[columns[k][i].reshape(-1).split(BLOCK) for k in lists])):
+            own = list(columns)
+            for k, part in zip(lists, parts):
+                own[k] = [part]
+            results = function(*own)
             outputs = outputs or [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in results]
             for output, result in zip(outputs, results):
                 output.view(-1)[number * BLOCK : number * BLOCK + BLOCK].copy_(result[0])
-        if consumed is not None:
-            consumed[i] = None
+        columns[consumed][i] = None
         found.append(outputs)
-    return [list(column) for column in zip(*found)]
+    return list(zip(*found))
 
 
 def check_model(model: nn.Module) -> None:
@@ -158,21 +160,20 @@ def batch_size(outputs: Any, inputs: Any) -> Optional[int]:
     """The number of examples in a forward: a prediction's own, or the first dimension of what came out, or went in."""
     if hasattr(outputs, "nll"):  # a head's prediction knows its own
         return outputs.n
-    for nest in (outputs, inputs):
-        for tensor in tensors_in(nest):
-            if tensor.dim() > 0:
-                return tensor.shape[0]
-    return None
+    shape = getattr(outputs, "batch_shape", None)  # a distribution's
+    shapes = [a.shape for a in arrays_in(outputs)] if shape is None else [shape]
+    found = [s[0] for s in shapes if len(s)] or [a.shape[0] for a in arrays_in(inputs) if a.ndim]
+    return found[0] if found else None
 
 
-def tensors_in(nest: Any) -> List[Tensor]:
-    """Every tensor in nested tuples, lists, dicts and distributions' batches, in order."""
-    if isinstance(nest, Tensor):
+def arrays_in(nest: Any, depth: int = 0) -> List[Any]:
+    """Every tensor and array in nested containers, distributions and other objects' attributes, in order."""
+    if isinstance(nest, (Tensor, np.ndarray)):
         return [nest]
+    if depth > 8 or isinstance(nest, (nn.Module, str, type)):
+        return []
     if isinstance(nest, Mapping):
-        return [t for value in nest.values() for t in tensors_in(value)]
-    if isinstance(nest, (tuple, list)):
-        return [t for value in nest for t in tensors_in(value)]
-    if hasattr(nest, "batch_shape"):
-        return [torch.empty(nest.batch_shape, device="meta")] if len(nest.batch_shape) else []
-    return [torch.as_tensor(nest)] if type(nest).__module__ == "numpy" and nest.dtype.kind in "fiub" else []
+        nest = nest.values()
+    elif not isinstance(nest, (tuple, list)):
+        nest = getattr(nest, "__dict__", {}).values()
+    return [array for value in nest for array in arrays_in(value, depth + 1)]

@@ -1,13 +1,13 @@
 """For which weights inner steps keep their graph: none, the last layer's, or all.
 
-The last layer's is small. All that is behind its features is one node, `Body`. From the second step on, once the step
-is taken that node drops what it holds, and what comes back to it goes to the features that the same inputs had at the
-first step, the only one whose whole graph is kept. So the last layer's iterates depend on the features and on each
-other, and the body's are constants that move with m_0.
+The last layer's is small. All that is behind its features is one node, `Body`, whose gradients are constants to a step.
+From the second step on, once the step is taken that node drops what it holds, and what comes back to it goes to the
+features that the same inputs had at the first step, the only one whose whole graph is kept. So the last layer's
+iterates depend on the features and on each other, and the body's are constants that move with m_0.
 """
 
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from l2l_niw.errors import LossError
 
 SECOND_ORDER = ("none", "last_layer", "all")
-Gradients = List[Optional[Tensor]]
 
 
 def run(function: Callable) -> Any:
     return function()
 
 
-class Behind:
+class Cut:
     """
     **Description**
 
@@ -33,14 +32,15 @@ class Behind:
 
     * **features** (Tensor) - The features.
     * **inputs** (sequence) - The tensors that they were computed from.
-    * **calls** (list) - The numbers of the layer's calls in that forward. Several may share what is behind them.
-    * **again** (callable) - Calls a function as the forward was called: with its weights in the model, from which a
-        checkpointed body computes its activations anew.
+    * **calls** (list) - One entry for each of the layer's calls in that forward. They may share what is behind them.
+    * **again** (callable, *optional*, default=run) - Calls a function as the forward was called: with its weights in
+        the model, from which a checkpointed body computes its activations anew.
     """
 
-    def __init__(self, features: Tensor, inputs: Sequence[Tensor], calls: Sequence[int] = (), again: Callable = run):
+    def __init__(self, features: Tensor, inputs: Sequence[Tensor], calls: Sequence, again: Callable = run):
         self.features: Optional[Tensor] = features
         self.inputs, self.calls, self.again = inputs, calls, again
+        self.stepping = False  # whether a step's gradients are being computed
 
     def release(self) -> None:
         self.features, self.inputs, self.again = None, (), None
@@ -78,48 +78,62 @@ class Body(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, behind: Behind, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
-        ctx.behind = behind
-        return behind.features.detach()
+    def forward(ctx, cut: Cut, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
+        ctx.cut = cut
+        return cut.features.detach()
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        behind, others = ctx.behind, [None] * (len(ctx.needs_input_grad) - 2)
-        if behind.features is None:
-            return (None, gradient if ctx.needs_input_grad[1] else None, *others)
-        settings = {"retain_graph": behind.is_used_again(), "create_graph": torch.is_grad_enabled()}
-        settings.update(outputs=behind.features, inputs=behind.inputs, grad_outputs=gradient, allow_unused=True)
-        return (None, None, *behind.again(partial(torch.autograd.grad, **settings)))
+        cut, count = ctx.cut, len(ctx.needs_input_grad) - 2
+        if cut.features is None:
+            return (None, gradient if ctx.needs_input_grad[1] else None, *[None] * count)
+        graph = torch.is_grad_enabled() and not cut.stepping
+        with torch.set_grad_enabled(graph):
+            settings = {"retain_graph": cut.stepping or cut.is_used_again(), "create_graph": graph}
+            settings.update(outputs=cut.features, inputs=cut.inputs, grad_outputs=gradient, allow_unused=True)
+            return (None, None, *cut.again(partial(torch.autograd.grad, **settings)))
 
 
-class Cut(NamedTuple):
-    """Where the last layer begins in a forward: what is behind, its features as it got them, the first step's."""
-
-    behind: Behind
-    inside: Tensor
-    first: Optional[Tensor]
-
-
-def cut(
-    features: Tensor, inputs: Sequence[Tensor], first: Sequence[Tensor], calls: List[int], again: Callable = run
-) -> Optional[Cut]:
+class Cuts:
     """
     **Description**
 
-    Cuts off what is behind the features of the last layer's next call; None if they depend on more than the inputs.
+    Where the last layer begins in one forward.
 
     **Arguments**
 
-    * **inputs**, **calls**, **again** - As in `Behind`.
-    * **first** (sequence) - What the layer got at the first step on the same inputs.
+    * **inputs** (sequence) - The tensors that its features are computed from.
+    * **first** (sequence) - What it got at the first step on the same inputs; empty if there was none.
+    * **again** (callable, *optional*, default=run) - As in `Cut`.
     """
-    number = len(calls)
-    calls.append(number)
-    behind = Behind(features, [t for t in inputs if t.requires_grad], calls, again)
-    if behind.nodes() is None:
-        return None
-    match = first[number] if number < len(first) and first[number].shape == features.shape else None
-    return Cut(behind, Body.apply(behind, match, *behind.inputs), match)
+
+    def __init__(self, inputs: Sequence[Tensor], first: Sequence[Tensor], again: Callable = run):
+        self.inputs, self.first, self.again = [t for t in inputs if t.requires_grad], first, again
+        self.inside: List[Optional[Tensor]] = []  # what the layer got instead of its features, call by call
+        self.calls: List[None] = []  # as many; their graph must not hold itself
+        self.cuts: List[Cut] = []
+        self.failed = False  # whether features depend on more than the inputs
+
+    def cut(self, features: Tensor) -> Tensor:
+        """The features of the layer's next call, cut off from what is behind them."""
+        number = len(self.calls)
+        self.calls.append(None)
+        self.inside.append(None)
+        if not features.requires_grad:
+            return features
+        cut = Cut(features, self.inputs, self.calls, self.again)
+        if cut.nodes() is None:
+            self.failed = True
+            return features
+        match = self.first[number] if number < len(self.first) else None
+        match = match if match is not None and match.shape == features.shape else None
+        self.cuts.append(cut)
+        self.inside[number] = Body.apply(cut, match, *cut.inputs)
+        return self.inside[number]
+
+    def hook(self, module: nn.Module, args: tuple) -> Optional[tuple]:
+        """A forward pre-hook of the layer."""
+        return (self.cut(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
 
 class Lift(torch.autograd.Function):
@@ -154,70 +168,42 @@ def last_called(model: nn.Module, run: Callable) -> Optional[nn.Module]:
     return called[-1] if called else None
 
 
-def cuts_behind(
-    loss: Tensor, cuts: Sequence[Cut], weights: Sequence[Sequence[Tensor]], body: Sequence[int]
-) -> Optional[List[Cut]]:
+def differentiate(
+    loss: Tensor, weights: Sequence[Tensor], cuts: Sequence[Cuts], create_graph: bool, retain_graph: bool
+) -> List[Optional[Tensor]]:
     """
-    The cuts that a loss's graph comes to, or None if it comes to one of the body's weights by another way too. Weights
-    may be there several times, as they are and as forwards ran with them.
+    A step's gradients: None for weights that the loss does not depend on, and with a graph if one is created. What
+    comes by the cuts to the body's weights has none.
     """
-    gates = {c.inside.grad_fn: c for c in cuts}
-    goal = {(own[i].grad_fn, own[i].output_nr) for own in weights for i in body}
-    seen = {w.grad_fn for own in weights for w in own}  # beyond are earlier steps
-    waiting, found = [(loss.grad_fn, 0)], []
+    every = [cut for own in cuts for cut in own.cuts]
+    for cut in every:
+        cut.stepping = True
+    try:
+        settings = {"create_graph": create_graph, "retain_graph": retain_graph, "allow_unused": True}
+        return list(torch.autograd.grad(loss, weights, **settings))
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise LossError(
+            "adapt: the loss's graph was freed by an earlier backward. Compute the loss anew, from the learner's "
+            "present weights, before each adapt."
+        ) from error
+    finally:
+        for cut in every:
+            cut.stepping = False
+
+
+def reaches_past(tensors: Sequence[Tensor], cuts: Sequence[Cuts], body: Sequence[Tensor]) -> bool:
+    """Whether these tensors depend on one of the body's weights by another way than through the cuts."""
+    goal = {(w.grad_fn, w.output_nr) for w in body}
+    seen = {t.grad_fn for own in cuts for t in own.inside if t is not None}
+    waiting = [(t.grad_fn, 0) for t in tensors]
     while waiting:
         place = waiting.pop()
         if place in goal:
-            return None
+            return True
         node = place[0]
         if node is not None and node not in seen:
             seen.add(node)
-            if node in gates:
-                found.append(gates[node])
-            else:
-                waiting += node.next_functions
-    return found
-
-
-def differentiate(
-    loss: Tensor,
-    weights: Sequence[Tensor],
-    kept: Sequence[int] = (),
-    cuts: Sequence[Cut] = (),
-    create_graph: bool = True,
-    retain: bool = False,
-) -> Gradients:
-    """
-    **Description**
-
-    The loss's gradient for each weight, with a graph for those that are `kept`; None where it does not depend.
-
-    **Arguments**
-
-    * **cuts** (sequence, *optional*, default=()) - Where the loss's graph can be cut: behind them it has all of the
-        body's weights.
-    * **create_graph** (bool, *optional*, default=True) - False for a gradient without a graph.
-    * **retain** (bool, *optional*, default=False) - Whether the graph behind the cuts is used once more.
-    """
-    found: Gradients = [None] * len(weights)
-    body = [i for i in range(len(weights)) if i not in kept]
-
-    def fill(part: Sequence[int], gradients: Sequence[Optional[Tensor]]) -> None:
-        for i, gradient in zip(part, gradients):
-            found[i] = gradient
-
-    if cuts:
-        inputs = [*(c.inside for c in cuts), *(weights[i] for i in kept)]
-        gradients = torch.autograd.grad(loss, inputs, retain_graph=True, create_graph=create_graph, allow_unused=True)
-        fill(kept, gradients[len(cuts) :])
-        pairs = [(c.behind.features, g.detach()) for c, g in zip(cuts, gradients) if g is not None]
-        if pairs:
-            features, upstream = zip(*pairs)
-            own = [weights[i] for i in body]
-            fill(body, torch.autograd.grad(features, own, upstream, retain_graph=retain, allow_unused=True))
-        return found
-    for part, graph in ((kept, create_graph), (body, False)):
-        if part:
-            own = [weights[i] for i in part]
-            fill(part, torch.autograd.grad(loss, own, retain_graph=True, create_graph=graph, allow_unused=True))
-    return found
+            waiting += node.next_functions
+    return False

@@ -51,7 +51,7 @@ def posterior(
     constant if it is not given.
     """
     found = []
-    mean = mean or [t.detach() for t in mean_of(chain)]
+    mean = mean or [t.detach() for t in mean_of(chain)[0]]
     precisions = chain_precision(chain, range(len(mean)), prior, curvature, settings)
     for i, (m_bar, m0, a) in enumerate(zip(mean, prior.m0, precisions)):
         complete = samples_posterior(chain, i, curvature, settings)

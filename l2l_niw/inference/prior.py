@@ -13,11 +13,11 @@ class Prior(NamedTuple):
     """
     **Description**
 
-    L_0 of the random weights at the time when an episode began, with a graph to the wrapper's parameters. V_0 is held
-    relative to n_0, which grows without end as episodes come in: P_0 = n_0 / V_0 is what every closed form uses.
+    L_0 of the random weights at the time when an episode began. V_0 is held relative to n_0, which grows without end as
+    episodes come in: P_0 = n_0 / V_0 is what every closed form uses.
 
     * `names` - The weights' names.
-    * `m0` - Their means.
+    * `m0` - Their means, with a graph to the model's parameters.
     * `log_variance` - The wrapper's log(V_0 / n_0) = -log P_0. Gradients go there; values are those of `scale`.
     * `raw_n0` - The unconstrained scalar behind n_0.
     * `scale` - D, the V_0 / n_0 of each weight relative to the start.
@@ -64,5 +64,4 @@ def init(
     """L_0 as it is now: what is written to the parameters later does not change it."""
     scale = [torch.exp(v - initial_log_variance) for v in log_variance]  # whose graph keeps no parameter's value
     copies = [m.clone() for m in m0]
-    start = math.exp(-initial_log_variance)
-    return Prior(list(names), copies, list(log_variance), raw_n0.clone(), scale, start, wishart)
+    return Prior(names, copies, log_variance, raw_n0.clone(), scale, math.exp(-initial_log_variance), wishart)

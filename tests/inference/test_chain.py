@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from prior_cases import leaves_of, make_prior, with_leaves
 
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.functional import BLOCK
+from l2l_niw.inference.functional import BLOCK, in_blocks
 from l2l_niw.inference.chain import (
     Settings,
-    constant_step,
+    follow,
     init,
     iterate_variance,
     langevin_step,
@@ -56,7 +56,7 @@ def test_long_chain_has_the_moments_of_the_tempered_likelihood(temperature, n):
     lags = torch.arange(1, kept)
     loss = (1 + 2 * ((1 - lags / kept) * correlation[:, None] ** lags).sum(1)) / kept
     assert torch.allclose(variance_of(chain).mean(1), stationary * (1 - loss), rtol=0.03)
-    assert torch.allclose(mean_of(chain)[0].mean(1), centre.squeeze(1), atol=0.02 * temperature**0.5)
+    assert torch.allclose(mean_of(chain)[0][0].mean(1), centre.squeeze(1), atol=0.02 * temperature**0.5)
 
 
 def test_scaled_steps_have_the_same_stationary_law():
@@ -105,7 +105,7 @@ def test_moments_equal_those_of_the_stored_iterates():
         chain = step(chain, [chain.theta[0] - theta], flat_prior(7), 1, settings)
     kept = iterates[5:]
     assert chain.moments.count == len(kept)
-    assert torch.allclose(mean_of(chain)[0], kept.mean(0))
+    assert torch.allclose(mean_of(chain)[0][0], kept.mean(0))
     assert torch.allclose(variance_of(chain), kept.var(0, unbiased=False))
 
 
@@ -118,7 +118,7 @@ def test_few_samples_never_give_nan(steps, burn_in, pseudo):
     assert (chain.moments is None) == (steps <= burn_in)
     assert torch.isfinite(1 / variance_of(chain)).all()
     if steps <= burn_in + 1:
-        assert torch.equal(mean_of(chain)[0], chain.theta[0])
+        assert torch.equal(mean_of(chain)[0][0], chain.theta[0])
         assert torch.allclose(variance_of(chain), torch.full((3,), pseudo))
 
 
@@ -171,12 +171,12 @@ def test_the_iterates_of_half_models_stay_half(dtype, learned, prior_in_chain, k
     prior = make_prior([m0], [log_variance])
     settings = Settings(0.1, 0.5, False, learned, prior_in_chain, burn_in=0)
     exact = make_prior([m0.double()], [log_variance.double()])
-    chain, reference = init(prior.m0, [0] if keep else []), init(exact.m0)
+    chain, reference = init(prior.m0), init(exact.m0)
     for _ in range(3):
         gradient = torch.randn(6).to(dtype)
         chain = step(chain, [gradient], prior, 2, settings, [0] if keep else [])
         reference = step(reference, [gradient.double()], exact, 2, settings)
-    assert chain.theta[0].dtype == mean_of(chain)[0].dtype == dtype
+    assert chain.theta[0].dtype == mean_of(chain)[0][0].dtype == dtype
     assert torch.allclose(chain.theta[0].double(), reference.theta[0], atol=0.1)
 
 
@@ -200,10 +200,10 @@ def derivatives(outputs, leaves, upstream):
     return torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
 
 
-def assert_moves(center, slope, expected, leaves, shape):
-    """An iterate's derivatives are its center's, with its slope in log V_0 beside."""
+def assert_moves(root, slope, expected, leaves, shape):
+    """An iterate's derivatives are its root's, with its slope in log V_0 beside."""
     upstream = torch.randn(shape)
-    got = list(derivatives(center, leaves, upstream))
+    got = list(derivatives(root, leaves, upstream))
     if slope is not None:
         assert not slope.requires_grad
         got[-1] = got[-1] + upstream * slope
@@ -223,7 +223,7 @@ def noises(monkeypatch):
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("prior_in_chain", [False, True])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_center_and_slope_give_autograds_derivatives(noises, learned, noisy, prior_in_chain, elsewhere):
+def test_root_and_slope_give_autograds_derivatives(noises, learned, noisy, prior_in_chain, elsewhere):
     n, initial, shape, steps = 2, -0.7, (4, 3), 6
     before = make_prior([torch.randn(shape)], [0.5 * torch.randn(shape)], initial=initial)
     m0, log_variance, raw = leaves_of(before)
@@ -238,13 +238,13 @@ def test_center_and_slope_give_autograds_derivatives(noises, learned, noisy, pri
     iterates = hand_written(start, prior.m0[0], log_variance, gradients, used, n, initial, settings)
     leaves, moments = [*([start] if elsewhere else []), m0, log_variance], chain.moments
     assert (chain.slope[0] is None) == (not learned and not prior_in_chain)
-    assert (chain.center[0] is start) == (not elsewhere or not prior_in_chain)
+    assert (chain.root[0] is start) == (not elsewhere or not prior_in_chain)
     assert not chain.theta[0].requires_grad
     assert torch.allclose(chain.theta[0], iterates[-1], atol=1e-12)
-    assert_moves(chain.center[0], chain.slope[0], iterates[-1], leaves, shape)
+    assert_moves(chain.root[0], chain.slope[0], iterates[-1], leaves, shape)
     mean = torch.stack(iterates[2:]).mean(0)
     assert torch.allclose(moments.mean[0], mean, atol=1e-12)
-    assert_moves(moments.center[0], moments.slope[0], mean, leaves, shape)
+    assert_moves(moments.root[0], moments.slope[0], mean, leaves, shape)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -269,9 +269,9 @@ def test_weights_that_some_losses_do_not_depend_on_move_as_they_should(noises, l
         iterates = {"used": moves, "late": [m0, *moves], "early": [*moves, moves[-1]]}[kind]
         mean = sum(iterates) / 3
         assert torch.allclose(chain.theta[i], iterates[-1], atol=1e-12)
-        assert_moves(chain.center[i], chain.slope[i], iterates[-1], [m0, log_variance], shapes[i])
+        assert_moves(chain.root[i], chain.slope[i], iterates[-1], [m0, log_variance], shapes[i])
         assert torch.allclose(chain.moments.mean[i], mean, atol=1e-12)
-        assert_moves(chain.moments.center[i], chain.moments.slope[i], mean, [m0, log_variance], shapes[i])
+        assert_moves(chain.moments.root[i], chain.moments.slope[i], mean, [m0, log_variance], shapes[i])
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -283,14 +283,14 @@ def test_a_weight_that_is_replaced_keeps_the_slope_of_its_earlier_iterates_in_th
     chain = step(init(prior.m0), [gradients[0]], prior, 2, settings)
     first = hand_written(leaves[0], leaves[0], leaves[1], gradients[:1], noises, 2, 0.0, settings)[0]
     start = first.detach().clone().requires_grad_()
-    chain = chain._replace(theta=[start], center=[start], slope=[None])
+    chain = chain._replace(theta=[start.detach()], root=[start], slope=[None])
     chain = step(chain, [gradients[1] if used else None], prior, 2, settings)
     second = start
     if used:
         (second,) = hand_written(start, leaves[0], leaves[1], gradients[1:], noises[1:], 2, 0.0, settings)
     moments = chain.moments
     assert torch.allclose(moments.mean[0], (first + second) / 2, atol=1e-12)
-    assert_moves(moments.center[0], moments.slope[0], (first + second) / 2, [start, *leaves[:2]], (5,))
+    assert_moves(moments.root[0], moments.slope[0], (first + second) / 2, [start, *leaves[:2]], (5,))
 
 
 def test_a_step_that_v0_has_no_part_in_keeps_the_slope():
@@ -304,21 +304,37 @@ def test_a_step_that_v0_has_no_part_in_keeps_the_slope():
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("prior_in_chain", [False, True])
-def test_a_kept_step_has_the_same_derivatives_by_its_graph(noises, learned, prior_in_chain):
-    shape = (3, 2)
-    before = make_prior([torch.randn(shape)], [0.5 * torch.randn(shape)], initial=0.2)
-    leaves = leaves_of(before)
-    prior, gradients = with_leaves(before, leaves), torch.randn(4, *shape)
-    chain, settings = init(prior.m0, kept=[0]), Settings(0.3, 0.8, True, learned, prior_in_chain, burn_in=1)
-    for g in gradients:
-        chain = step(chain, [g], prior, 2, settings, kept=[0])
-    iterates = hand_written(leaves[0], leaves[0], leaves[1], gradients, noises, 2, 0.2, settings)
-    assert chain.slope[0] is None
-    for got, expected in [(chain.theta[0], iterates[-1]), (mean_of(chain)[0], sum(iterates[1:]) / 3)]:
-        assert torch.allclose(got, expected, atol=1e-12)
-        upstream = torch.randn(shape)
-        for g, e in zip(*(derivatives(t, leaves[:2], upstream) for t in (got, expected))):
-            assert torch.allclose(g, e, atol=1e-12)
+@pytest.mark.parametrize("kept", [(), (0,), (0, 1)])
+def test_the_derivatives_of_kept_steps_are_those_of_their_graph(noises, learned, prior_in_chain, kept):
+    """Two weights, whose gradients depend on both: on the iterates of those that are kept, not on the others'."""
+    initial, steps, shape = 0.2, 4, (3,)
+    before = make_prior([*torch.randn(2, *shape)], [*0.5 * torch.randn(2, *shape)], initial=initial)
+    leaves, settings = leaves_of(before), Settings(0.3, 0.8, True, learned, prior_in_chain, burn_in=1)
+    prior = with_leaves(before, leaves)
+
+    def gradients_at(theta):
+        own = [t if i in kept else t.detach() for i, t in enumerate(theta)]
+        found = own[0].sin() * own[1].cos(), own[0] * own[1].exp()
+        return [g if i in kept else g.detach() for i, g in enumerate(found)]
+
+    chain = init(prior.m0)
+    for _ in range(steps):
+        weights = follow(*chain[:3], prior.log_variance)
+        if len(kept) == 2:
+            chain = chain._replace(root=weights)
+        chain = step(chain, gradients_at(weights), prior, 2, settings, kept)
+    theta, iterates = leaves[:2], []
+    for t in range(steps):
+        found = zip(theta, leaves[:2], leaves[2:4], gradients_at(theta), noises[2 * t : 2 * t + 2])
+        theta = [hand_written(own, m, v, [g], [e], 2, initial, settings)[0] for own, m, v, g, e in found]
+        iterates.append(theta)
+    means = [sum(column) / (steps - 1) for column in zip(*iterates[1:])]
+    for triple, expected in [(chain[:3], theta), (mean_of(chain), means)]:
+        for got, e in zip(follow(*triple, prior.log_variance), expected):
+            assert torch.allclose(got, e, atol=1e-12)
+            upstream = torch.randn(shape)
+            for a, b in zip(*(derivatives(t, leaves[:4], upstream) for t in (got, e))):
+                assert torch.allclose(a, b, atol=1e-12)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -330,8 +346,8 @@ def test_states_are_never_written_to(learned, elsewhere):
     for _ in range(3):
         chain = step(chain, [torch.randn_like(m0)], prior, 2, settings)
         moments = chain.moments
-        tensors = [chain.theta[0], chain.center[0], chain.slope[0]]
-        tensors += [moments.mean[0], moments.center[0], moments.slope[0], moments.squares[0]]
+        tensors = [chain.theta[0], chain.root[0], chain.slope[0]]
+        tensors += [moments.mean[0], moments.root[0], moments.slope[0], moments.squares[0]]
         states.append((tensors, [t.clone() for t in tensors]))
     assert all(torch.equal(a, b) for now, then in states for a, b in zip(now, then))
 
@@ -374,13 +390,13 @@ def test_noise_is_repeatable_with_a_seed(size):
 
 def columns(learned, sloped, pulls, shapes=((BLOCK + 13,), (300, 500), (500, 300), (4, 5), ())):
     """Large tensors, one whose gradient is not contiguous, one that is not itself, and small ones."""
-    theta, gradient, m0, center = ([torch.randn(s) for s in shapes] for _ in range(4))
+    theta, gradient, m0 = ([torch.randn(s) for s in shapes] for _ in range(3))
     theta[2] = torch.randn(300, 500).T
     gradient[1] = torch.randn(500, 300).T
     scale = [torch.rand(s) + 0.5 for s in shapes] if learned else None
     slope = [torch.randn(s) for s in shapes] if sloped else None
     pull = [torch.rand(s) for s in shapes] if pulls == "list" else pulls
-    return theta, gradient, m0, scale, pull, slope, center
+    return theta, gradient, m0, scale, pull, slope
 
 
 def copies(given):
@@ -406,15 +422,14 @@ def one_stream(monkeypatch):
 @torch.no_grad()
 def test_blocks_are_the_whole_step(one_stream, learned, pulls, sloped, size):
     given = columns(learned, sloped, pulls)
-    expected, slopes = langevin_step(*given, 0.1, size)
+    expected = langevin_step(*given, 0.1, size)
     one_stream()
     own = copies(given)
-    got, found = constant_step(*own, 0.1, size)
-    assert own[1] == [None] * len(got), "gradients are let go"
-    assert all(torch.equal(a, b) for a, b in zip(got, expected))
-    assert (found is None) == (slopes is None) == (not sloped)
-    if sloped:
-        assert all(torch.equal(a, b) for a, b in zip(found, slopes))
+    got = in_blocks(langevin_step, (*own, 0.1, size), consumed=1)
+    assert own[1] == [None] * len(own[0]), "gradients are let go"
+    assert len(got) == len(expected) == 1 + sloped
+    for pair in zip(got, expected):
+        assert all(torch.equal(a, b) for a, b in zip(*pair))
     for column, before in zip(own, given):
         if isinstance(before, list) and before is not given[1]:
             assert all(torch.equal(a, b) for a, b in zip(column, before)), "states are not written to"
@@ -426,7 +441,7 @@ def test_blocks_noise_is_the_slopes_noise(pulls):
     given = columns(True, True, pulls)
     scale, slope = given[3], given[5]
     clean, still = langevin_step(*given, 0.1, 0.0)
-    got, found = constant_step(*copies(given), 0.1, 0.3)
+    got, found = in_blocks(langevin_step, (*copies(given), 0.1, 0.3), consumed=1)
     for a, b, new, old, d in zip(got, clean, found, still, scale):
         noise = (a - b) / (1 - pulls)
         assert torch.allclose(new, old + (1 - pulls) * 0.5 * noise, atol=1e-12)
@@ -436,11 +451,11 @@ def test_blocks_noise_is_the_slopes_noise(pulls):
 
 @torch.no_grad()
 def test_several_episodes_step_from_one_m0():
-    theta, gradient, center = ([torch.randn(3, 40_000)] for _ in range(3))
+    theta, gradient = ([torch.randn(3, 40_000)] for _ in range(2))
     m0, pull, slope = [torch.randn(40_000)], [torch.rand(40_000)], [torch.randn(3, 40_000)]
-    got, found = constant_step(theta, list(gradient), m0, None, pull, slope, center, 0.1, 0.0)
+    got, found = in_blocks(langevin_step, (theta, list(gradient), m0, None, pull, slope, 0.1, 0.0), consumed=1)
     for i in range(3):
-        own = [theta[0][i]], [gradient[0][i]], m0, None, pull, [slope[0][i]], [center[0][i]]
+        own = [theta[0][i]], [gradient[0][i]], m0, None, pull, [slope[0][i]]
         (one,), (moves,) = langevin_step(*own, 0.1, 0.0)
         assert torch.equal(got[0][i], one)
         assert torch.equal(found[0][i], moves)

@@ -123,7 +123,7 @@ def test_an_sgld_chains_deviation_is_its_own():
     chain = init(prior.m0)
     for _ in range(4):
         chain = step(chain, [torch.randn(5)], prior, 2, Settings(0.1, 1.0, burn_in=1))
-    assert torch.equal(SGLD().deviation(chain, 0, torch.ones(5)), chain.theta[0] - mean_of(chain)[0])
+    assert torch.equal(SGLD().deviation(chain, 0, torch.ones(5)), chain.theta[0] - mean_of(chain)[0][0])
 
 
 @pytest.mark.parametrize("scaled", [False, True])

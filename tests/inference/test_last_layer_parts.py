@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from l2l_niw.inference.last_layer import Behind, cuts_behind, cut, differentiate, last_called
-
-BODY, LAST = (0, 1), (2, 3)
+from l2l_niw.errors import LossError
+from l2l_niw.inference.last_layer import Cut, Cuts, differentiate, last_called, reaches_past
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +29,16 @@ class Net:
     def last(self, features):
         return (features @ self.weights[2].T + self.weights[3]).sin()
 
-    def cut(self, x, first=None, number=0):
-        return cut(self.features(x), [*self.weights[:2], x], first or [], list(range(number)))
+    def cut(self, x, first=(), number=0):
+        return cut(self.features(x), [*self.weights[:2], x], first, number)
+
+
+def cut(features, inputs, first=(), number=0):
+    """Features cut off, in the last layer's call of this number: what it gets instead, and the cuts of its forward."""
+    cuts = Cuts(inputs, first)
+    for _ in range(number):
+        cuts.cut(features.detach())
+    return cuts.cut(features), cuts
 
 
 def gradients(outputs, inputs, **options):
@@ -52,7 +59,7 @@ def test_the_nodes_behind_features_are_those_up_to_the_inputs():
     net, x = Net(), torch.randn(5, 3)
     product = x @ net.weights[0].T
     features = torch.tanh(product + net.weights[1])
-    found = Behind(features, net.weights[:2]).nodes()
+    found = Cut(features, net.weights[:2], []).nodes()
     assert {features.grad_fn, product.grad_fn} <= found
     assert not {w.grad_fn for w in net.weights} & found
     assert not {w.grad_fn.next_functions[0][0] for w in net.weights} & found, "what is behind the inputs is not"
@@ -63,25 +70,25 @@ def test_features_of_the_inputs_alone_have_nodes(own):
     net = Net()
     first, second = getattr(net, own)[:2]
     x = torch.randn(5, 3)
-    assert Behind(torch.tanh(x @ first.T + second), [first, second]).nodes()
+    assert Cut(torch.tanh(x @ first.T + second), [first, second], []).nodes()
     data = x.requires_grad_()
-    assert Behind(torch.tanh(data @ first.T + second), [first, second, data]).nodes()
-    assert Behind(torch.tanh(data @ first.T), [first, second, data]).nodes(), "not every input needs to be used"
+    assert Cut(torch.tanh(data @ first.T + second), [first, second, data], []).nodes()
+    assert Cut(torch.tanh(data @ first.T), [first, second, data], []).nodes(), "not every input needs to be used"
 
 
 @pytest.mark.parametrize("derived", [False, True])
 def test_features_of_other_tensors_with_a_gradient_have_none(derived):
     net, x, other = Net(), torch.randn(5, 3), torch.randn(4, requires_grad=True)
     features = net.features(x) + (other.exp() if derived else other)
-    assert Behind(features, net.weights[:2]).nodes() is None
-    assert Behind(net.features(x), net.weights[:1]).nodes() is None
-    assert Behind(features, [*net.weights[:2], other]).nodes()
+    assert Cut(features, net.weights[:2], []).nodes() is None
+    assert Cut(net.features(x), net.weights[:1], []).nodes() is None
+    assert Cut(features, [*net.weights[:2], other], []).nodes()
 
 
 def test_features_that_are_such_a_tensor_have_none():
     net, other = Net(), torch.randn(5, 4, requires_grad=True)
-    assert Behind(other, net.weights[:2]).nodes() is None
-    assert Behind(other, [*net.weights[:2], other]).nodes() is not None
+    assert Cut(other, net.weights[:2], []).nodes() is None
+    assert Cut(other, [*net.weights[:2], other], []).nodes() is not None
 
 
 # the node that stands for it
@@ -91,7 +98,7 @@ def test_features_that_are_such_a_tensor_have_none():
 def test_a_bodys_gradient_is_that_of_what_it_stands_for(data):
     net, x = Net(), torch.randn(5, 3, requires_grad=data)
     whole = net.features(x)
-    inside = net.cut(x, first=[]).inside
+    inside, _ = net.cut(x)
     assert torch.equal(inside, whole)
     assert inside.grad_fn is not whole.grad_fn
     leaves = [*net.leaves, *([x] if data else [])]
@@ -102,7 +109,7 @@ def test_a_bodys_gradient_is_that_of_what_it_stands_for(data):
 def test_a_body_can_be_differentiated_again():
     net, x, products = Net(), torch.randn(5, 3, requires_grad=True), []
     inputs = [*net.leaves, x]
-    for inside in (net.cut(x, first=[]).inside, net.features(x)):
+    for inside in (net.cut(x)[0], net.features(x)):
         once = gradients(net.last(inside).square().sum(), inputs, create_graph=True)
         products.append(gradients(sum(g.sin().sum() for g in once), inputs, retain_graph=True))
     assert_close(*products)
@@ -111,15 +118,14 @@ def test_a_body_can_be_differentiated_again():
 def test_after_a_step_a_bodys_gradient_goes_to_the_first_steps_features():
     net, x = Net(), torch.randn(5, 3)
     first = torch.randn(5, 4, requires_grad=True)
-    c = net.cut(x, first=[first])
-    assert c.first is first
-    loss = net.last(c.inside).square().sum()
-    alone = c.inside.detach().requires_grad_()
+    inside, cuts = net.cut(x, first=[first])
+    loss = net.last(inside).square().sum()
+    alone = inside.detach().requires_grad_()
     (expected,) = gradients(net.last(alone).square().sum(), [alone], retain_graph=True)
     before = gradients(loss, [*net.leaves[:2], first], retain_graph=True)
     assert all(g.any() for g in before[:2])
     assert not before[2].any()
-    c.behind.release()
+    cuts.cuts[0].release()
     *body, of_first = gradients(loss, [*net.leaves[:2], first], retain_graph=True)
     assert not any(g.any() for g in body)
     assert_close([of_first], [expected])
@@ -128,17 +134,17 @@ def test_after_a_step_a_bodys_gradient_goes_to_the_first_steps_features():
 
 def test_after_a_step_on_other_inputs_a_bodys_gradient_goes_nowhere():
     net, x = Net(), torch.randn(5, 3)
-    c = net.cut(x, first=[])
-    loss = net.last(c.inside).sum()
-    c.behind.release()
+    inside, cuts = net.cut(x)
+    loss = net.last(inside).sum()
+    cuts.cuts[0].release()
     assert torch.autograd.grad(loss, net.leaves[:2], allow_unused=True) == (None, None)
 
 
 def test_a_released_body_holds_nothing_of_its_graph():
     net, x = Net(), torch.randn(5, 3)
-    c = net.cut(x, first=[])
-    loss, features = net.last(c.inside).sum(), weakref.ref(c.behind.features)
-    c.behind.release()
+    inside, cuts = net.cut(x)
+    loss, features = net.last(inside).sum(), weakref.ref(cuts.cuts[0].features)
+    cuts.cuts[0].release()
     gc.collect()
     assert features() is None
     loss.backward()
@@ -146,7 +152,7 @@ def test_a_released_body_holds_nothing_of_its_graph():
 
 def test_a_graph_that_is_retained_serves_twice_and_one_that_is_not_once():
     net, x = Net(), torch.randn(5, 3)
-    loss = net.last(net.cut(x, first=[]).inside).sum()
+    loss = net.last(net.cut(x)[0]).sum()
     once = gradients(loss, net.leaves[:2], retain_graph=True)
     assert_close(gradients(loss, net.leaves[:2]), once)
     with pytest.raises(RuntimeError, match="second time"):
@@ -159,7 +165,7 @@ def test_a_body_and_its_own_graph_can_be_behind_one_loss():
     for cuts in (False, True):
         hidden = x @ net.weights[0].T + net.weights[1]
         features = torch.tanh(hidden)
-        inside = cut(features, net.weights[:2], [], []).inside if cuts else features
+        inside = cut(features, net.weights[:2])[0] if cuts else features
         loss = net.last(inside).sum() + features.square().sum() + hidden.exp().sum()
         found.append(gradients(loss, net.leaves, retain_graph=not cuts))
     assert_close(*found)
@@ -170,8 +176,8 @@ def test_two_bodies_can_share_what_is_behind_them():
     for cuts in (False, True):
         hidden = x @ net.weights[0].T + net.weights[1]
         features = [hidden.tanh(), hidden.sin()]
-        calls = []
-        inside = [cut(f, net.weights[:2], [], calls).inside if cuts else f for f in features]
+        cut_off = Cuts(net.weights[:2], []).cut
+        inside = [cut_off(f) if cuts else f for f in features]
         found.append(gradients((net.last(inside[0]) * net.last(inside[1])).sum(), net.leaves, retain_graph=not cuts))
     assert_close(*found)
 
@@ -179,7 +185,7 @@ def test_two_bodies_can_share_what_is_behind_them():
 def test_a_leaf_among_the_inputs_may_be_all_that_is_asked_for():
     net, x = Net(), torch.randn(5, 3, requires_grad=True)
     expected = gradients(net.last(net.features(x)).sum(), [x], retain_graph=True)
-    assert_close(gradients(net.last(net.cut(x, first=[]).inside).sum(), [x]), expected)
+    assert_close(gradients(net.last(net.cut(x)[0]).sum(), [x]), expected)
 
 
 # where to cut
@@ -187,43 +193,38 @@ def test_a_leaf_among_the_inputs_may_be_all_that_is_asked_for():
 
 def test_features_stand_for_those_of_the_same_call_and_shape():
     net, x = Net(), torch.randn(5, 3)
-    first = [torch.randn(5, 4), torch.randn(5, 4), torch.randn(6, 4)]
-    assert [net.cut(x, first, number).first for number in range(4)] == [first[0], first[1], None, None]
+    first = [torch.randn(shape, requires_grad=True) for shape in ((5, 4), (5, 4), (6, 4))]
+    for number, expected in enumerate([first[0], first[1], None, None]):
+        inside, cuts = net.cut(x, first, number)
+        cuts.cuts[0].release()
+        found = torch.autograd.grad(inside.sum(), first, allow_unused=True, retain_graph=True)
+        assert [t is expected for t in first] == [g is not None for g in found[:3]]
 
 
-def test_the_cuts_behind_a_loss_are_those_that_it_comes_to():
+def test_features_of_other_tensors_are_left_as_they_are():
+    net, x, other = Net(), torch.randn(5, 3), torch.randn(4, requires_grad=True)
+    features = net.features(x) + other
+    found, cuts = cut(features, net.weights[:2])
+    assert found is features
+    assert cuts.failed
+    assert cuts.cuts == []
+
+
+@pytest.mark.parametrize("other", ["nothing", "a penalty", "a skip connection", "its own features", "a later use"])
+def test_whether_the_last_layers_gradients_reach_the_body_past_its_features(other):
     net, x = Net(), torch.randn(5, 3)
-    cuts = [net.cut(x + i, first=[]) for i in range(3)]
-    loss = net.last(cuts[0].inside).sum() + net.last(cuts[2].inside).square().sum()
-    found = cuts_behind(loss, cuts, [net.weights], BODY)
-    assert sorted(cuts.index(c) for c in found) == [0, 2]
-    penalised = loss + net.weights[2].norm() + net.weights[3].sum()
-    assert len(cuts_behind(penalised, cuts, [net.weights], BODY)) == 2, "the last layer's weights may be there too"
-
-
-@pytest.mark.parametrize("other", ["a penalty", "a skip connection", "its own features", "a later use"])
-def test_a_loss_that_comes_to_the_body_in_another_way_has_no_cuts(other):
-    net, x = Net(), torch.randn(5, 3)
-    c = net.cut(x, first=[])
-    outputs = net.last(c.inside)
+    features = net.features(x)
+    inside, cuts = cut(features, net.weights[:2])
+    outputs = net.last(inside)
     loss = {
-        "a penalty": lambda: outputs.sum() + net.weights[1].norm(),
-        "a skip connection": lambda: (outputs + net.features(x)[:, :2]).sum(),
-        "its own features": lambda: outputs.sum() + c.behind.features.square().sum(),
-        "a later use": lambda: (outputs @ net.weights[0][:2]).sum(),
+        "nothing": lambda: outputs.square().sum(),
+        "a penalty": lambda: outputs.square().sum() + net.weights[1].norm(),
+        "a skip connection": lambda: (outputs + net.features(x)[:, :2]).square().sum(),
+        "its own features": lambda: (outputs.sum() * features.square().sum()),
+        "a later use": lambda: (outputs @ net.weights[0][:2]).square().sum(),
     }[other]()
-    assert cuts_behind(loss, [c], [net.weights], BODY) is None
-
-
-def test_weights_count_as_they_are_and_as_forwards_ran_with_them():
-    net, x = Net(), torch.randn(5, 3)
-    own = net.weights
-    net.weights = [w.view_as(w) for w in own]
-    c = net.cut(x, first=[])
-    loss = net.last(c.inside).sum()
-    assert cuts_behind(loss, [c], [own, net.weights], BODY) == [c]
-    assert cuts_behind(loss + own[0].sum(), [c], [own, net.weights], BODY) is None
-    assert cuts_behind(loss + net.weights[0].sum(), [c], [own, net.weights], BODY) is None
+    found = differentiate(loss, net.weights, [cuts], create_graph=True, retain_graph=True)
+    assert reaches_past(found[2:], [cuts], net.weights[:2]) == (other not in ("nothing", "a penalty"))
 
 
 def test_what_is_beyond_the_weights_is_an_earlier_step():
@@ -231,51 +232,61 @@ def test_what_is_beyond_the_weights_is_an_earlier_step():
     net, x = Net(), torch.randn(5, 3)
     first, start = net.features(x), net.weights
     net.weights = [start[0] - 0.1, start[1] - 0.1, start[2] - 0.1 * first.mean(), start[3] - 0.1 * start[1].sum()]
-    c = net.cut(x, first=[first])
-    assert cuts_behind(net.last(c.inside).sum(), [c], [net.weights], BODY) == [c]
+    inside, cuts = net.cut(x, first=[first])
+    found = differentiate(net.last(inside).square().sum(), net.weights, [cuts], True, True)
+    assert not reaches_past(found[2:], [cuts], net.weights[:2])
 
 
-@pytest.mark.parametrize("kept", [LAST, ()])
-@pytest.mark.parametrize("retain", [False, True])
-def test_gradients_of_a_loss_that_is_cut_are_those_of_the_whole(kept, retain):
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_a_loss_that_is_cut_are_those_of_the_whole(create_graph):
     net, x = Net(), torch.randn(5, 3)
     expected = torch.autograd.grad(net.last(net.features(x)).square().sum(), net.weights)
-    c = net.cut(x, first=[])
-    loss = net.last(c.inside).square().sum()
-    if kept:
-        found = differentiate(loss, net.weights, kept, [c], retain=retain)
-        again = torch.autograd.grad(c.behind.features.sum(), net.weights[0]) if retain else None
-        assert (again is not None) == retain
-    else:
-        found = differentiate(loss, net.weights, kept)
+    inside, cuts = net.cut(x)
+    found = differentiate(net.last(inside).square().sum(), net.weights, [cuts], create_graph, True)
     assert_close(found, expected)
-    assert [g.requires_grad for g in found] == [i in kept for i in range(4)]
+    assert [g.requires_grad for g in found] == [False, False, create_graph, create_graph]
+    assert not cuts.cuts[0].stepping
+    assert torch.autograd.grad(cuts.cuts[0].features.sum(), net.weights[0]), "their graph is left"
+
+
+def test_a_penalty_on_the_body_is_in_its_gradients():
+    net, x = Net(), torch.randn(5, 3)
+
+    def loss(features):
+        return net.last(features).square().sum() + net.weights[0].pow(3).sum()
+
+    expected = torch.autograd.grad(loss(net.features(x)), net.weights)
+    inside, cuts = net.cut(x)
+    assert_close(differentiate(loss(inside), net.weights, [cuts], True, True), expected)
 
 
 def test_the_kept_gradients_have_the_graph_of_the_first_steps_features():
     """d(gradient) / d(weights and first features), where the second step's features stand for the first's."""
     net, x = Net(), torch.randn(5, 3)
     first = net.features(x).detach().requires_grad_()
-    c = net.cut(x, first=[first])
-    found = differentiate(net.last(c.inside).square().sum(), net.weights, LAST, [c])[2:]
-    c.behind.release()
+    inside, cuts = net.cut(x, first=[first])
+    found = differentiate(net.last(inside).square().sum(), net.weights, [cuts], True, True)[2:]
+    cuts.cuts[0].release()
     expected = torch.autograd.grad(net.last(first).square().sum(), net.weights[2:], create_graph=True)
     inputs = [first, *net.leaves[2:]]
     assert_close(*(gradients(sum(g.sin().sum() for g in own), inputs, retain_graph=True) for own in (found, expected)))
 
 
-def test_without_a_graph_no_gradient_has_one():
-    net, x = Net(), torch.randn(5, 3)
-    c = net.cut(x, first=[])
-    found = differentiate(net.last(c.inside).sum(), net.weights, LAST, [c], create_graph=False)
-    assert not any(g.requires_grad for g in found)
-
-
 def test_weights_that_a_loss_does_not_depend_on_have_no_gradient():
     net, x = Net(), torch.randn(5, 3)
-    c = cut(torch.tanh(x @ net.weights[0].T), net.weights[:2], [], [])
-    found = differentiate((c.inside @ net.weights[2].T).sum(), net.weights, LAST, [c])
+    inside, cuts = cut(torch.tanh(x @ net.weights[0].T), net.weights[:2])
+    found = differentiate((inside @ net.weights[2].T).sum(), net.weights, [cuts], True, True)
     assert [g is None for g in found] == [False, True, False, True]
+
+
+def test_a_freed_graph_is_told():
+    net, x = Net(), torch.randn(5, 3)
+    inside, cuts = net.cut(x)
+    loss = net.last(inside).sum()
+    loss.backward()
+    with pytest.raises(LossError, match="freed by an earlier backward"):
+        differentiate(loss, net.weights, [cuts], True, True)
+    assert not cuts.cuts[0].stepping
 
 
 def test_the_last_layer_is_the_module_with_parameters_that_is_called_last():

@@ -46,7 +46,7 @@ def test_in_closed_form_the_chain_is_the_likelihood(burn_in):
     prior, chain, settings = adapted(False, SGLD(), burn_in=burn_in)
     means, variances = posterior(chain, prior, SGLD(), settings)
     for i, (mean, variance) in enumerate(zip(means, variances)):
-        expected = combined(prior, i, mean_of(chain)[i], 1 / variance_of(chain, i))
+        expected = combined(prior, i, mean_of(chain)[0][i], 1 / variance_of(chain, i))
         assert torch.allclose(mean, expected[0])
         assert torch.allclose(variance, expected[1])
 
@@ -56,7 +56,7 @@ def test_with_the_prior_in_the_chain_its_moments_are_the_posteriors(burn_in):
     prior, chain, settings = adapted(True, SGLD(), burn_in=burn_in)
     means, variances = posterior(chain, prior, SGLD(), settings)
     for i in range(len(SHAPES)):
-        assert torch.equal(means[i], mean_of(chain)[i])
+        assert torch.equal(means[i], mean_of(chain)[0][i])
         assert torch.allclose(variances[i], variance_of(chain, i))
 
 
@@ -82,7 +82,7 @@ def test_a_weight_that_no_loss_used_has_the_prior_for_its_posterior(curvature, p
 
 def test_the_mean_is_the_function_of_l0_that_it_is_given_as():
     prior, chain, settings = adapted(True, SGLD())
-    mean = [m.clone().requires_grad_() for m in mean_of(chain)]
+    mean = [m.clone().requires_grad_() for m in mean_of(chain)[0]]
     means, _ = posterior(chain, prior, SGLD(), settings, mean)
     (gradient,) = torch.autograd.grad(means[0].sum(), mean[0])
     assert torch.equal(gradient, torch.ones(SHAPES[0]))
@@ -92,7 +92,7 @@ def test_the_mean_is_the_function_of_l0_that_it_is_given_as():
 def test_in_closed_form_the_chains_mean_has_the_graph_that_it_is_given(given):
     prior, chain, settings = adapted(False, SGLD())
     leaves = leaves_of(prior)
-    prior, mean = with_leaves(prior, leaves), [m.clone().requires_grad_() for m in mean_of(chain)]
+    prior, mean = with_leaves(prior, leaves), [m.clone().requires_grad_() for m in mean_of(chain)[0]]
     means, _ = posterior(chain._replace(theta=mean), prior, SGLD(), settings, mean if given else None)
     found = torch.autograd.grad(means[0].sum(), [leaves[0], mean[0]], allow_unused=True)
     p0, a = torch.exp(-prior.log_variance[0]), 1 / variance_of(chain, 0)
@@ -150,13 +150,13 @@ def test_networks_drawn_in_closed_form_have_the_posteriors_moments(curvature):
     if curvature.needs_outputs:
         chain = chain._replace(observed=[torch.full((size,), 4.0)])
         a = torch.tensor(4.0 / (2 * 0.5))
-        mean, variance = combined(prior, 0, mean_of(chain)[0], a)
-        (drawn,) = draw_network(chain, mean_of(chain), prior, curvature, settings)
+        mean, variance = combined(prior, 0, mean_of(chain)[0][0], a)
+        (drawn,) = draw_network(chain, mean_of(chain)[0], prior, curvature, settings)
         assert drawn.mean().item() == pytest.approx(mean.mean().item(), abs=0.01)
         assert drawn.var().item() == pytest.approx(variance.mean().item(), rel=0.02)
     else:  # the chain's own deviation, weight by weight
         a = 1 / variance_of(chain, 0)
-        mean, variance = combined(prior, 0, mean_of(chain)[0], a)
-        (drawn,) = draw_network(chain, mean_of(chain), prior, curvature, settings)
-        standardised = (chain.theta[0] - mean_of(chain)[0]) * a.sqrt()
+        mean, variance = combined(prior, 0, mean_of(chain)[0][0], a)
+        (drawn,) = draw_network(chain, mean_of(chain)[0], prior, curvature, settings)
+        standardised = (chain.theta[0] - mean_of(chain)[0][0]) * a.sqrt()
         assert torch.allclose(drawn, mean + variance.sqrt() * standardised)
