@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 HOOK = "l2l_niw"
 WHOLE = (
-    "the last layer cannot be told from the body, since the loss depends on the body's weights in other ways too (a "
-    "penalty on all weights, a skip connection), or the features depend on tensors that the model was not called with. "
+    "the last layer cannot be told from the body, since its gradient depends on the body's weights in other ways than "
+    "by its features (a skip connection, a tied weight), or they depend on tensors that the model was not called with. "
     "So each step keeps its whole graph, as with second_order='all'."
 )
 
