@@ -124,8 +124,12 @@ class BatchedEpisodes:
             self._looped = True
             return found
 
+    def _prior(self) -> Prior:
+        self.__dict__["_replica"] = Replica(self.niw.module, self.niw._random()[1])
+        return self.niw._prior()
+
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
-        niw, options, prior, size = self.niw, self.niw.options, self._prior(len(support[0])), len(support[0])
+        niw, options, prior, size = self.niw, self.niw.options, self._prior(), len(support[0])
         curvature, settings = options.curvature, options.settings(niw.lr)
         chain = self._run_chains(prior, support)
         drawn = options.inference == "closed_form"
@@ -144,19 +148,12 @@ class BatchedEpisodes:
         kl = expected_kl(posterior(chain, prior, curvature, settings, mean), prior)
         return objective(result.losses.mean(), kl / size, options.kl_weight, result.n)
 
-    def _prior(self, size: int) -> Prior:
-        """L_0 of several episodes: each moves with it."""
-        prior = self.niw._prior()
-        self.__dict__["_replica"] = Replica(self.niw.module, self.niw._random()[1])
-        own = {name: [t.expand(size, *t.shape) for t in getattr(prior, name)] for name in ("m0", "log_variance")}
-        return prior._replace(**own)
-
     def _run_chains(self, prior: Prior, support: Data) -> Chain:
         """B chains after their steps."""
         niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
         niw._check_frozen(niw.allow_nograd)
         kept, looks = self._kept(prior, support), options.curvature.needs_outputs
-        chain, first, losses = chains.init(prior.m0), [], []
+        chain, first, losses = chains.init(prior.m0, (len(support[0]),)), [], []
         for step in range(self.steps):
             state = State(chain[:3], chain, prior, options.curvature, settings)
             weights = state.weights()
@@ -259,7 +256,7 @@ class BatchedEpisodes:
         self, support: Data, elbo_steps: Optional[int], lr: float, samples: int
     ) -> Tuple[List[Tensor], List[Tensor]]:
         """Means and variances, (B, ...)."""
-        niw, options, prior = self.niw, self.niw.options, self._prior(len(support[0]))
+        niw, options, prior = self.niw, self.niw.options, self._prior()
         if elbo_steps is not None:
             return self._elbo(prior, support, elbo_steps, lr, samples)
         chain = self._run_chains(prior, support)
@@ -281,7 +278,7 @@ class BatchedEpisodes:
             return list(found), result.n
 
         mean, variance = prior.mode()
-        variance = [v.expand_as(m) for m, v in zip(mean, variance)]
+        mean, variance = ([t.expand(len(support[0]), *t.shape) for t in column] for column in (mean, variance))
         if self.niw.options.temperature == 0:
             variance = [torch.zeros_like(v) for v in variance]
         return minimise_elbo(gradients, mean, variance, lr, steps, samples, self.niw.options.kl_weight)

@@ -209,7 +209,8 @@ class NIWLearner(BaseLearner):
         for forward in self._forwards:
             forward.tag.task = None
         looks = options.curvature.needs_outputs
-        gradients = differentiate(loss, weights, cuts, bool(kept), looks or not (first_order or self.first_order))
+        first_order = first_order or self.first_order
+        gradients = differentiate(loss, weights, cuts, bool(kept), looks or not first_order)
         if cuts:
             niw._look_past(gradients, cuts, weights, kept)
         forwards = [forward for forward in self._forwards if forward.tag.is_behind()]
@@ -222,14 +223,17 @@ class NIWLearner(BaseLearner):
             chain = chain._replace(observed=self._observe(forwards, weights))
         self._warn_of(forwards, n)
         n = n or sum([forward.tag.n for forward in forwards]) or 1
-        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), kept)
+        spent = len(forwards) == len(self._forwards)  # no other loss will come back to this state
+        release = spent and True in [f.cuts is not None for f in forwards]
+        in_place = (release or spent and first_order) and not self._slope_is_used
+        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), kept, in_place)
         for forward in forwards:
             forward.tag.stepped_on = True
             if forward.cuts and chain.steps == 1:
                 self._first.append((forward.method, forward.inputs, forward.cuts.inside))
             for cut in forward.cuts.cuts if forward.cuts and chain.steps > 1 else ():
                 cut.release()
-        if len(forwards) == len(self._forwards) and True in [f.cuts is not None for f in forwards]:
+        if release:
             state.release(kept)  # which what is kept of the step's graph would hold
         self._forwards.clear()
         self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
@@ -281,7 +285,7 @@ class NIWLearner(BaseLearner):
         state = self._state_of(chain, chain[:3])
         weights = state.weights()
         self._replica.put(weights)
-        self.__dict__.update(_chain=chain, _weights=weights, _state=state)
+        self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=chain.moments is not None)
 
     def _state_of(self, chain: Chain, iterates: tuple) -> State:
         options = self.niw.options
@@ -290,6 +294,7 @@ class NIWLearner(BaseLearner):
 
     def _mean(self) -> List[Tensor]:
         """The chain's mean as a function of L_0."""
+        self.__dict__["_slope_is_used"] = True
         return follow(*mean_of(self._chain), self._prior.log_variance)
 
     def _q(self, constant: bool) -> Tuple[List[Tensor], List[Tensor]]:
@@ -447,7 +452,7 @@ class NIWLearner(BaseLearner):
         state = self.__dict__.copy()
         if "_chain" in state:
             weights, prior = self._replica.get(), self._prior
-            constants = {name: [t.detach() for t in getattr(prior, name)] for name in ("m0", "scale")}
+            constants = {name: [t.detach() for t in getattr(prior, name)] for name in ("m0", "log_variance")}
             prior = prior._replace(raw_n0=prior.raw_n0.detach(), **constants)
             chain = self._restarted(weights, [m.detach() for m in mean_of(self._chain)[0]])
             state.update(_prior=prior, _chain=chain, _state=None, _weights=None, _drawn=None, _forwards=[], _first=[])

@@ -204,7 +204,8 @@ class NIW(NIWLearner):
             prior, weights = self._prior(), self._random()[1]
             self._begin(prior, Replica(self.module, weights, copy=False))
             chain = chains.init(prior.m0)
-            self.__dict__.update(_chain=chain, _weights=weights, _state=self._state_of(chain, chain[:3]))
+            state = self._state_of(chain, chain[:3])
+            self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=False)
             n = n or self._n
         super().adapt(loss, *args, n=n, **kwargs)
 
@@ -378,7 +379,8 @@ class NIW(NIWLearner):
 
     def _remember(self, chain: Chain, prior: Prior, lr: float) -> None:
         """Keeps the newest chain, without its graph, for `diagnostics` until the next learner is cloned."""
-        prior = prior._replace(m0=[], scale=[d.detach() for d in prior.scale], raw_n0=prior.raw_n0.detach())
+        log_variance = [v.detach() for v in prior.log_variance]
+        prior = prior._replace(m0=[], log_variance=log_variance, raw_n0=prior.raw_n0.detach())
         moments = chain.moments and chain.moments._replace(mean=[], root=[], slope=[])
         self.__dict__["_newest"] = chain._replace(root=[], slope=[], moments=moments), prior, lr
 
@@ -396,9 +398,8 @@ class NIW(NIWLearner):
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
         chain, prior, lr = self._newest
         settings, curvature, layers, clamped = self.options.settings(lr), self.options.curvature, {}, []
-        every = range(len(prior.names))
-        precisions = [chain_precision(chain, every, prior, curvature, settings, bounded) for bounded in (True, False)]
-        for i, (name, a, raw) in enumerate(zip(prior.names, *precisions)):
+        for i, name in enumerate(prior.names):
+            a, raw = (chain_precision(chain, i, prior, curvature, settings, bounded) for bounded in (True, False))
             p0 = prior.precision(i)
             if samples_posterior(chain, i, curvature, settings):
                 share = (1.0 - p0 / a).clamp(min=0.0)

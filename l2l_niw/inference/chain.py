@@ -78,9 +78,9 @@ class Chain(NamedTuple):
     steps: int = 0
 
 
-def init(m0: Sequence[Tensor]) -> Chain:
-    """A chain before its first step."""
-    theta = [m.detach() for m in m0]
+def init(m0: Sequence[Tensor], lead: Tuple[int, ...] = ()) -> Chain:
+    """A chain before its first step, or chains with these leading dimensions."""
+    theta = [m.detach().expand((*lead, *m.shape)) for m in m0]
     return Chain(theta, list(m0), [None] * len(theta), used=(False,) * len(theta))
 
 
@@ -107,7 +107,7 @@ def langevin_step(
     theta: Sequence[Tensor],
     gradient: Sequence[Tensor],
     m0: Sequence[Tensor],
-    scale: Optional[Sequence[Tensor]],
+    log_variance: Optional[Sequence[Tensor]],
     pull: Pull,
     slope: Optional[Sequence[Tensor]],
     lr: float,
@@ -126,10 +126,11 @@ def langevin_step(
 
     **Arguments**
 
-    * **scale** (list) - D, or None for 1.
+    * **log_variance** (list) - log(V_0 / n_0), to whose exponential D is proportional, or None for D = 1.
     * **pull** (float or list) - c / (1 + c).
     * **slope** (list) - As in `Chain`, or None.
-    * **size** (float) - The square root of 2 lr T / n; 0 for no noise.
+    * **lr**, **size** (float) - lr and the square root of 2 lr T / n, or 0 for no noise; where D is not 1, for
+        V_0 / n_0 = 1.
 
     **Returns** the next iterates and, if given, their slopes.
 
@@ -138,17 +139,20 @@ def langevin_step(
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
     noise = [noise_like(t) for t in theta] if size else []
-    if scale is None:
+    if log_variance is None:
         new = torch._foreach_add(theta, gradient, alpha=-lr)
-        new = torch._foreach_add(new, noise, alpha=size) if size else new
     else:
-        root = torch._foreach_sqrt(scale) if size else []
+        scale = torch._foreach_exp(log_variance)
+        if theta and scale[0].dtype != theta[0].dtype:
+            scale = [d.to(t.dtype) for d, t in zip(scale, theta)]
         new = torch._foreach_addcmul(theta, gradient, scale, value=-lr)
-        new = torch._foreach_addcmul(new, noise, root, value=size) if size else new
-        if slope is not None:
-            slope = torch._foreach_addcmul(slope, gradient, scale, value=-lr)
-            slope = torch._foreach_addcmul(slope, noise, root, value=0.5 * size) if size else slope
-    if slope is not None and pull:
+        slope = slope and torch._foreach_addcmul(slope, gradient, scale, value=-lr)
+        noise = torch._foreach_mul(noise, torch._foreach_sqrt(scale)) if size else noise
+    if size:
+        torch._foreach_add_(new, noise, alpha=size)
+        if slope and log_variance is not None:
+            torch._foreach_add_(slope, noise, alpha=0.5 * size)
+    if slope and pull:
         if isinstance(pull, float):
             slope = torch._foreach_mul(slope, 1.0 - pull)
         else:  # D is 1, and c alone depends on V_0
@@ -164,7 +168,7 @@ def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Setting
         return 0.0
     if settings.learn_step_sizes:
         return c / (1.0 + c)
-    return [(c / (prior.scale[i] + c)).to(prior.m0[i].dtype) for i in indices]
+    return [(c / (prior.scale(i) + c)).to(prior.m0[i].dtype) for i in indices]
 
 
 def step(
@@ -174,6 +178,7 @@ def step(
     n: float,
     settings: Settings,
     kept: Collection[int] = (),
+    in_place: bool = False,
 ) -> Chain:
     """
     **Description**
@@ -186,6 +191,8 @@ def step(
         The list is emptied, so that each can be freed when its step is taken.
     * **n** (float) - The number of examples behind the loss.
     * **kept** (collection, *optional*, default=()) - The weights whose steps keep their graph.
+    * **in_place** (bool, *optional*, default=False) - Whether slopes may be written to, but for kept weights': nothing
+        else needs them.
     """
     variance = noise_variance(settings.lr, settings.temperature, n)
     size = variance**0.5 if settings.noisy else 0.0
@@ -196,28 +203,32 @@ def step(
     gradients.clear()
     pick, pull = picker(part), prior_pull(prior, part, n, settings)
     m0, start = pick(prior.m0), pick(theta)
-    scale = pick(prior.scale) if settings.learn_step_sizes and part else None
-    if scale and scale[0].dtype != start[0].dtype:
-        scale = [d.to(t.dtype) for d, t in zip(scale, start)]
+    lr, variances = settings.lr, None
+    if settings.learn_step_sizes:
+        lr, size, variances = lr * prior.start, size * prior.start**0.5, pick(prior.log_variance)
     if part and len(kept) == len(theta):  # an ordinary graph, exact to any order
-        (new,) = langevin_step(pick(root), own, m0, scale, pull, None, settings.lr, size)
+        (new,) = langevin_step(pick(root), own, m0, variances, pull, None, lr, size)
         for k, i in enumerate(part):
             theta[i], root[i], slope[i] = new[k].detach(), new[k], None
     elif part:
         for k, i in enumerate(part):
             if i in kept:
-                rate = -settings.lr if scale is None else -settings.lr * scale[k].detach()
-                root[i] = torch.addcmul(root[i], own[k], rate) if scale else torch.add(root[i], own[k], alpha=rate)
+                if variances is None:
+                    root[i] = torch.add(root[i], own[k], alpha=-lr)
+                else:
+                    scale = variances[k].detach().exp().to(own[k].dtype)
+                    root[i] = torch.addcmul(root[i], own[k], scale, value=-lr)
             if pull and root[i] is not m0[k]:
                 root[i] = torch.lerp(root[i], m0[k], pull if isinstance(pull, float) else pull[k].detach())
         slopes = pick(slope)
-        if scale or pull or True in [s is not None for s in slopes]:
+        if variances or pull or True in [s is not None for s in slopes]:
             slopes = [torch.zeros_like(t) if s is None else s for t, s in zip(start, slopes)]
+            slopes = [s.clone() if in_place and i in kept else s for i, s in zip(part, slopes)]
         else:
             slopes = None
         with torch.no_grad():
-            columns = start, own, m0, scale, pull, slopes, settings.lr, size
-            new, *slopes = in_blocks(langevin_step, columns, consumed=1)
+            columns = start, own, m0, variances, pull, slopes, lr, size
+            new, *slopes = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and slopes else None)
         for k, i in enumerate(part):
             theta[i], slope[i] = new[k], slopes[0][k] if slopes else None
     steps, moments = chain.steps + 1, None
@@ -264,15 +275,12 @@ def follow(
 
 
 @torch.no_grad()
-def iterate_variance(chain: Chain, part: Sequence[int], scale: Optional[Sequence[Tensor]]) -> List[Tensor]:
+def iterate_variance(chain: Chain, i: int, scale: Optional[Tensor]) -> Tensor:
     """
-    The variance of these weights' kept iterates, with one pseudo-observation of the noise's: the paper's regulariser.
-    It vanishes as the chain grows, and is all there is for one iterate.
+    The variance of one weight's kept iterates, with one pseudo-observation of the noise's: the paper's regulariser. It
+    vanishes as the chain grows, and is all there is for one iterate. `scale` is D, or None for 1.
     """
-    if scale is None:
-        pseudo = [torch.full_like(chain.theta[i], chain.variance) for i in part]
-    else:
-        pseudo = torch._foreach_mul([scale[i] for i in part], chain.variance)
+    pseudo = torch.full_like(chain.theta[i], chain.variance) if scale is None else scale * chain.variance
     if chain.moments is None:
-        return [p.expand_as(chain.theta[i]) for i, p in zip(part, pseudo)]
-    return [(chain.moments.squares[i] + p) / chain.moments.count for i, p in zip(part, pseudo)]
+        return pseudo.expand_as(chain.theta[i])
+    return (chain.moments.squares[i] + pseudo) / chain.moments.count

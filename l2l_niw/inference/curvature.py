@@ -2,7 +2,7 @@
 
 import math
 from itertools import product
-from typing import Iterator, List, Optional, Sequence, Union
+from typing import Iterator, Optional, Union
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference.chain import Chain, iterate_variance, mean_of
 
 LIKELIHOODS = ("categorical", "gaussian")
-Scale = Optional[Sequence[Tensor]]
 
 
 class SGLD:
@@ -27,11 +26,11 @@ class SGLD:
     noisy = True
     needs_outputs = False
 
-    def precision(self, chain: Chain, part: Sequence[int], scale: Scale, temperature: float) -> List[Tensor]:
-        """The precision of these weights' iterates; infinite at T = 0, where exp(-l_i / T) is a spike."""
+    def precision(self, chain: Chain, i: int, scale: Optional[Tensor], temperature: float) -> Tensor:
+        """The precision of some weights' iterates; infinite at T = 0, where exp(-l_i / T) is a spike."""
         if temperature == 0:
-            return [torch.full_like(chain.theta[i], math.inf) for i in part]
-        return list(torch._foreach_reciprocal(iterate_variance(chain, part, scale)))
+            return torch.full_like(chain.theta[i], math.inf)
+        return iterate_variance(chain, i, scale).reciprocal()
 
     def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
         """The chain's own deviation from its mean stands for the posterior's."""
@@ -112,9 +111,8 @@ class GGN:
             score = onehot / self.noise if gaussian else p[row, k].sqrt() * (onehot - p[row])
             yield (here * score).view_as(outputs)
 
-    def precision(self, chain: Chain, part: Sequence[int], scale: Scale, temperature: float) -> List[Tensor]:
-        observed: List[Tensor] = chain.observed or []
-        return [observed[i] / (chain.steps * temperature) for i in part]
+    def precision(self, chain: Chain, i: int, scale: Optional[Tensor], temperature: float) -> Tensor:
+        return (chain.observed or [])[i] / (chain.steps * temperature)
 
     def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
         """The chain has no noise, so the posterior's draw takes its own."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from l2l_niw.errors import ArgumentError, ModelError
 
 BLOCK = 2**16  # weights: what is computed of so many stays in a core's cache
+SMALL = 2**20  # weights: so few may be held once more
 
 
 @lru_cache(maxsize=256)
@@ -22,7 +23,12 @@ def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Sequence]:
     return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
 
 
-def in_blocks(function: Callable[..., Sequence[Sequence[Tensor]]], columns: Sequence, consumed: int) -> Sequence:
+def in_blocks(
+    function: Callable[..., Sequence[Sequence[Tensor]]],
+    columns: Sequence,
+    consumed: Optional[int] = None,
+    written: Optional[Tuple[int, int]] = None,
+) -> Sequence:
     """
     **Description**
 
@@ -33,7 +39,10 @@ def in_blocks(function: Callable[..., Sequence[Sequence[Tensor]]], columns: Sequ
 
     * **function** (callable) - Takes lists of tensors of the same shapes, among other things, and returns such lists.
     * **columns** (sequence) - Its arguments. If shapes differ it is called as it is.
-    * **consumed** (int) - Which of the lists is emptied: its tensors are let go as they are used.
+    * **consumed** (int, *optional*, default=None) - Which of the lists is emptied: its tensors are let go as they are
+        used.
+    * **written** (tuple, *optional*, default=None) - Which result may be written to which of the lists' tensors. Fresh
+        memory costs more than what is computed.
     """
     lists = [k for k, column in enumerate(columns) if isinstance(column, (list, tuple))]
     first = columns[lists[0]]
@@ -48,10 +57,14 @@ def in_blocks(function: Callable[..., Sequence[Sequence[Tensor]]], columns: Sequ
             for k, part in zip(lists, parts):
                 own[k] = [part]
             results = function(*own)
-            outputs = outputs or [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in results]
+            if not outputs:
+                outputs = [torch.empty_like(whole, memory_format=torch.contiguous_format) for _ in results]
+                if written is not None and columns[written[1]][i].is_contiguous():
+                    outputs[written[0]] = columns[written[1]][i]
             for output, result in zip(outputs, results):
                 output.view(-1)[number * BLOCK : number * BLOCK + BLOCK].copy_(result[0])
-        columns[consumed][i] = None
+        if consumed is not None:
+            columns[consumed][i] = None
         found.append(outputs)
     return list(zip(*found))
 

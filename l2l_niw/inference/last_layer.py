@@ -41,6 +41,7 @@ class Cut:
         self.features: Optional[Tensor] = features
         self.inputs, self.calls, self.again = inputs, calls, again
         self.stepping = False  # whether a step's gradients are being computed
+        self.gradient: Optional[Tensor] = None  # the features', in that step
 
     def release(self) -> None:
         self.features, self.inputs, self.again = None, (), None
@@ -84,14 +85,15 @@ class Body(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        cut, count = ctx.cut, len(ctx.needs_input_grad) - 2
+        cut, nothing = ctx.cut, [None] * (len(ctx.needs_input_grad) - 2)
+        if cut.stepping:
+            cut.gradient = gradient.detach()
+            return (None, None, *nothing)
         if cut.features is None:
-            return (None, gradient if ctx.needs_input_grad[1] else None, *[None] * count)
-        graph = torch.is_grad_enabled() and not cut.stepping
-        with torch.set_grad_enabled(graph):
-            settings = {"retain_graph": cut.stepping or cut.is_used_again(), "create_graph": graph}
-            settings.update(outputs=cut.features, inputs=cut.inputs, grad_outputs=gradient, allow_unused=True)
-            return (None, None, *cut.again(partial(torch.autograd.grad, **settings)))
+            return (None, gradient if ctx.needs_input_grad[1] else None, *nothing)
+        settings = {"retain_graph": cut.is_used_again(), "create_graph": torch.is_grad_enabled(), "allow_unused": True}
+        settings.update(outputs=cut.features, inputs=cut.inputs, grad_outputs=gradient)
+        return (None, None, *cut.again(partial(torch.autograd.grad, **settings)))
 
 
 class Cuts:
@@ -179,8 +181,17 @@ def differentiate(
     for cut in every:
         cut.stepping = True
     try:
-        settings = {"create_graph": create_graph, "retain_graph": retain_graph, "allow_unused": True}
-        return list(torch.autograd.grad(loss, weights, **settings))
+        settings = {"retain_graph": retain_graph, "allow_unused": True}
+        gradients = list(torch.autograd.grad(loss, weights, create_graph=create_graph, **settings))
+        places = {id(w): i for i, w in enumerate(weights)}
+        for cut in every:
+            if cut.gradient is None:
+                continue
+            for t, found in zip(cut.inputs, torch.autograd.grad(cut.features, cut.inputs, cut.gradient, **settings)):
+                i = places.get(id(t))
+                if i is not None and found is not None:
+                    gradients[i] = found if gradients[i] is None else gradients[i] + found
+        return gradients
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
@@ -190,7 +201,7 @@ def differentiate(
         ) from error
     finally:
         for cut in every:
-            cut.stepping = False
+            cut.stepping, cut.gradient = False, None
 
 
 def reaches_past(tensors: Sequence[Tensor], cuts: Sequence[Cuts], body: Sequence[Tensor]) -> bool:

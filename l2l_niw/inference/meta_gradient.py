@@ -8,7 +8,7 @@ from torch import Tensor
 from l2l_niw.inference.chain import Chain, Settings, follow, mean_of
 from l2l_niw.inference.curvature import Curvature
 from l2l_niw.inference.functional import arrays_in, in_blocks
-from l2l_niw.inference.objective import SMALL, kl_to_mode
+from l2l_niw.inference.objective import kl_to_mode
 from l2l_niw.inference.posterior import chain_precision, gaussian, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import gap_gradient
@@ -79,56 +79,58 @@ class State:
         self.slope = [s if i in kept else None for i, s in enumerate(self.slope)]
         self.values, self.root, self.chain, self.kl_weight = [], [], None, 0.0
 
-    def groups(self) -> List[Sequence[int]]:
-        """Weights that are worked on at a time: all if they are few, else one tensor, so that little is held."""
-        every = range(len(self.prior.m0))
-        together = all(self.chain.used) and self.prior.d <= SMALL
-        return [every] if together else [(i,) for i in every]
+    def pull_back(self, i: int, gradient: Optional[Tensor], weight: float) -> Tuple[Optional[Tensor], ...]:
+        """
+        What comes back to one weight's log V_0, from the gradient of its iterate and from weight * KL, and from the KL
+        to the chain's mean and to m_0, unless these move together.
+        """
+        if not weight:
+            return (None if gradient is None or self.slope[i] is None else gradient * self.slope[i],)
+        chain, prior = self.chain, self.prior
+        mean, root, slope = (column[i] for column in mean_of(chain))
+        moments = chain.moments and [chain.moments.squares[i]]
+        columns = gradient, self.slope[i], slope, prior.m0[i], prior.log_variance[i]
+        columns = [None if t is None else [t] for t in columns]
+        constants = moments, chain.observed and [chain.observed[i]], i, weight, root is prior.m0[i]
+        if torch.is_grad_enabled():
+            mean = follow([mean], [root], [slope], [prior.log_variance[i]])
+            found = self._of_block(mean, *columns, *constants)
+        else:
+            found = in_blocks(self._of_block, ([mean], *columns, *constants))
+        return tuple([own for (own,) in found])
 
-    def kl_gradient(self, part: Sequence[int], weight: float) -> Tuple[Sequence[Tensor], ...]:
-        """The gradient of weight * KL in q_i's mean as the chain has it, in m_0 and in log V_0, of these weights."""
-        prior, twice = self.prior, torch.is_grad_enabled()
-        complete = samples_posterior(self.chain, part[0], self.curvature, self.settings)
-        precisions = chain_precision(self.chain, part, prior, self.curvature, self.settings)
-        mean = mean_of(self.chain)
-        if complete and not twice:
-            columns = [[column[i] for i in part] for column in (mean[0], prior.m0, prior.scale)]
-            return in_blocks(complete_kl_gradient, (*columns, precisions, prior.start, weight), consumed=3)
-        count, total = len(part), 0.0
+    def _of_block(
+        self, mean, gradient, slope, mean_slope, m0, log_variance, squares, observed, i, weight, together
+    ) -> Tuple[List[Tensor], ...]:
+        """The same of a part of the weight."""
+        chain = self.chain._replace(theta=mean, observed=observed, used=self.chain.used[i : i + 1])
+        if squares is not None:
+            chain = chain._replace(moments=chain.moments._replace(mean=mean, squares=squares))
+        prior = self.prior._replace(m0=m0, log_variance=log_variance)
+        a, p0 = chain_precision(chain, 0, prior, self.curvature, self.settings), torch.exp(-log_variance[0])
+        if samples_posterior(chain, 0, self.curvature, self.settings):  # a is a constant, and q_i's own
+            distance = mean[0] - m0[0]
+            in_mean = p0 * distance * weight
+            in_variance = torch.addcmul(0.5 * weight * (1.0 - p0 / a), in_mean, distance, value=-0.5)
+            in_m0 = in_mean if together else -in_mean
+        else:
+            in_mean, in_m0, in_variance = self._differentiate(mean[0], m0[0], log_variance[0], a, weight)
+        if mean_slope is not None:
+            in_variance = torch.addcmul(in_variance, in_mean, mean_slope[0].to(in_variance.dtype))
+        if gradient is not None and slope is not None:
+            in_variance = torch.addcmul(in_variance, gradient[0], slope[0])
+        return ([in_variance],) if together else ([in_variance], [in_mean], [in_m0])
+
+    def _differentiate(self, mean: Tensor, m0: Tensor, v: Tensor, a: Tensor, weight: float) -> Sequence[Tensor]:
+        """The gradient of weight * KL in these, in closed form."""
+        twice = torch.is_grad_enabled()
         with torch.enable_grad():
-            own = [[column[i] for i in part] for column in (*mean, prior.log_variance)]
-            means = follow(*own[:3], own[3]) if twice else own[0]
-            scales = [prior.scale[i].expand_as(prior.log_variance[i]) for i in part]
-            leaves = [*means, *[prior.m0[i] for i in part], *scales]
-            leaves = [t.view_as(t) if twice and t.requires_grad else t.detach().requires_grad_() for t in leaves]
-            means, m0, scale = leaves[:count], leaves[count : 2 * count], leaves[2 * count :]
-            for columns in zip(means, m0, [prior.start / s for s in scale], precisions):
-                q = gaussian(*columns, complete, self.settings)
-                total = total + 0.5 * weight * kl_to_mode(*q, *columns[1:3]).sum()
-            found = torch.autograd.grad(total, leaves, create_graph=twice, allow_unused=True, materialize_grads=True)
-            in_variance = [g * s for g, s in zip(found[2 * count :], scale)]
-        return found[:count], found[count : 2 * count], in_variance
-
-
-@torch.no_grad()
-def complete_kl_gradient(
-    mean: Sequence[Tensor],
-    m0: Sequence[Tensor],
-    scale: Sequence[Tensor],
-    a: Sequence[Tensor],
-    start: float,
-    weight: float,
-) -> Tuple[Sequence[Tensor], ...]:
-    """
-    The gradient of weight * KL in q_i's mean, m_0 and log V_0, where q_i's precision a is a constant. By hand: autograd
-    takes 0.43 instead of 0.07 ms on an MLP 40-40, and twice as long on 10 million weights (one core).
-    """
-    p0 = torch._foreach_mul(torch._foreach_reciprocal(scale), start)
-    distance = torch._foreach_sub(mean, m0)
-    in_mean = torch._foreach_mul(distance, p0)
-    twice = torch._foreach_addcmul(torch._foreach_div(p0, a), in_mean, distance)
-    in_variance = torch._foreach_mul(torch._foreach_sub(twice, 1.0), -0.5 * weight)
-    return torch._foreach_mul(in_mean, weight), torch._foreach_mul(in_mean, -weight), in_variance
+            leaves = [t.expand_as(mean) for t in (mean, m0, v)]
+            leaves = [t if twice and t.requires_grad else t.detach().requires_grad_() for t in leaves]
+            p0 = torch.exp(-leaves[2])
+            total = kl_to_mode(*gaussian(*leaves[:2], p0, a, False, self.settings), leaves[1], p0).sum()
+            options = {"create_graph": twice, "allow_unused": True, "materialize_grads": True}
+            return torch.autograd.grad(0.5 * weight * total, leaves, **options)
 
 
 class Iterates(torch.autograd.Function):
@@ -147,27 +149,23 @@ class Iterates(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, state: State, *leaves: Tensor) -> Tuple[Tensor, ...]:
-        ctx.state = state
+        ctx.state, ctx.shapes = state, [t.shape for t in leaves]
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in state.values])
 
     @staticmethod
     def backward(ctx, *gradients: Optional[Tensor]):
         state, prior, count = ctx.state, ctx.state.prior, len(gradients)
-        n = state.examples()
-        in_root, in_m0, in_mean = list(gradients), [None] * count, [None] * count
-        in_variance = [None if g is None or s is None else g * s for g, s in zip(gradients, state.slope)]
+        n, in_root = state.examples(), list(gradients)
+        weight = state.kl_weight / n if n else 0.0
+        in_variance, in_mean, in_m0 = ([None] * count for _ in range(3))
+        for i, gradient in enumerate(gradients):
+            in_variance[i], *found = state.pull_back(i, gradient, weight)
+            if found:
+                in_mean[i], in_m0[i] = found
         in_n0 = torch.zeros_like(prior.raw_n0) if n else None
-        if n and state.kl_weight:
-            weight, mean = state.kl_weight / n, mean_of(state.chain)
-            for part in state.groups():
-                for i, *found in zip(part, *state.kl_gradient(part, weight)):
-                    if mean[1][i] is not prior.m0[i]:  # else the mean moves with m_0, and their distance stays
-                        in_mean[i], in_m0[i] = found[:2]
-                    if mean[2][i] is not None:
-                        found[2] = torch.addcmul(found[2], found[0], mean[2][i].to(found[2].dtype))
-                    in_variance[i] = add(in_variance[i], found[2])
-            episodes = state.chain.theta[0].numel() // max(prior.scale[0].numel(), 1)
+        if weight:
+            episodes = state.chain.theta[0].numel() // max(prior.log_variance[0].numel(), 1)
             in_n0 = 0.5 * weight * episodes * gap_gradient(prior.raw_n0, prior.d, prior.wishart)
             state.kl_weight = 0.0 if torch.is_grad_enabled() else state.kl_weight  # it is in the gradient's own graph
         if len(ctx.needs_input_grad) == 3 * count + 2:
@@ -177,7 +175,8 @@ class Iterates(torch.autograd.Function):
                 in_m0[i] = torch.zeros_like(prior.m0[i])
             if in_variance[i] is None:
                 in_variance[i] = torch.zeros_like(prior.log_variance[i])
-        return (None, *in_m0, *in_variance, *in_root, *in_mean, in_n0)
+        found = *in_m0, *in_variance, *in_root, *in_mean, in_n0
+        return (None, *[g if g is None or g.shape == s else g.sum_to_size(s) for g, s in zip(found, ctx.shapes)])
 
 
 def add(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:

@@ -8,8 +8,6 @@ from torch import Tensor
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import log_determinant_gap
 
-SMALL = 2**16  # weights: below, operations are so short that one on all weights is faster than one per tensor
-
 
 def objective(loss: Tensor, kl: Union[float, Tensor], kl_weight: float, n: float) -> Tensor:
     """
@@ -38,15 +36,8 @@ def expected_kl(q: Tuple[Sequence[Tensor], Sequence[Tensor]], prior: Prior) -> T
     closed form, also half of g_i up to its constant), written as the KL to N(m_0, 1 / P_0) plus what
     not knowing Sigma costs. Of several episodes, the sum.
     """
-    columns = *q, prior.m0, [prior.precision(i) for i in range(len(prior.m0))]
-    if prior.d <= SMALL:
-        columns = tuple([flat(column, prior.scale)] for column in columns)
-    summands = torch.stack([kl_to_mode(*column).sum() for column in zip(*columns)]).sum()
-    episodes = q[0][0].numel() // max(prior.scale[0].numel(), 1)
+    columns = zip(*q, prior.m0, [prior.precision(i) for i in range(len(prior.m0))])
+    summands = torch.stack([kl_to_mode(*column).sum() for column in columns]).sum()
+    episodes = q[0][0].numel() // max(prior.log_variance[0].numel(), 1)
     gap = log_determinant_gap(prior.n0, prior.d, prior.wishart)
     return 0.5 * (summands + episodes * gap.to(summands.dtype))
-
-
-def flat(tensors: Sequence[Tensor], shapes: Sequence[Tensor]) -> Tensor:
-    """Few weights as one vector, or as one for each of several episodes."""
-    return torch.cat([t.reshape(*t.shape[: t.dim() - like.dim()], -1) for t, like in zip(tensors, shapes)], -1)

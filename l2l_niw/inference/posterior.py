@@ -17,15 +17,15 @@ from l2l_niw.inference.prior import Prior
 
 @torch.no_grad()
 def chain_precision(
-    chain: Chain, part: Sequence[int], prior: Prior, curvature: Curvature, settings: Settings, bounded: bool = True
-) -> List[Tensor]:
-    """What the chain says of these weights' precisions, within their bounds or as it is."""
-    found = curvature.precision(chain, part, prior.scale if settings.learn_step_sizes else None, settings.temperature)
-    found = [a if chain.used[i] else torch.zeros_like(a) for i, a in zip(part, found)]
-    if bounded:
-        for a in found:
-            a.clamp_(*settings.precision_bounds)
-    return found
+    chain: Chain, i: int, prior: Prior, curvature: Curvature, settings: Settings, bounded: bool = True
+) -> Tensor:
+    """What the chain says of some weights' precision, within its bounds or as it is."""
+    if not chain.used[i]:
+        found = torch.zeros_like(chain.theta[i])
+    else:
+        scale = prior.scale(i) if settings.learn_step_sizes else None
+        found = curvature.precision(chain, i, scale, settings.temperature)
+    return found.clamp(*settings.precision_bounds) if bounded else found
 
 
 def samples_posterior(chain: Chain, i: int, curvature: Curvature, settings: Settings) -> bool:
@@ -51,11 +51,10 @@ def posterior(
     constant if it is not given.
     """
     found = []
-    mean = mean or [t.detach() for t in mean_of(chain)[0]]
-    precisions = chain_precision(chain, range(len(mean)), prior, curvature, settings)
-    for i, (m_bar, m0, a) in enumerate(zip(mean, prior.m0, precisions)):
+    for i, m_bar in enumerate(mean or [t.detach() for t in mean_of(chain)[0]]):
+        a = chain_precision(chain, i, prior, curvature, settings)
         complete = samples_posterior(chain, i, curvature, settings)
-        found.append(gaussian(m_bar, m0, prior.precision(i), a, complete, settings))
+        found.append(gaussian(m_bar, prior.m0[i], prior.precision(i), a, complete, settings))
     return [m for m, _ in found], [v for _, v in found]
 
 
@@ -72,8 +71,8 @@ def draw_network(
     * **m_bar** (list) - The chain's mean, with the graph that it is to have.
     """
     drawn = []
-    precisions = chain_precision(chain, range(len(m_bar)), prior, curvature, settings)
-    for i, (own, m0, a) in enumerate(zip(m_bar, prior.m0, precisions)):
+    for i, own in enumerate(m_bar):
+        a = chain_precision(chain, i, prior, curvature, settings)
         deviation = curvature.deviation(chain, i, a).detach()
-        drawn.append(draw(m0, prior.precision(i), own, a, deviation).to(own.dtype))
+        drawn.append(draw(prior.m0[i], prior.precision(i), own, a, deviation).to(own.dtype))
     return drawn

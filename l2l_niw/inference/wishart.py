@@ -58,17 +58,15 @@ def log_determinant_gap(n0: Tensor, d: int, wishart: str) -> Tensor:
     """
     half = n0 / 2
     far = 1e4 if wishart == "factorised" else 1e4 * d
-    near, large = half.clamp(max=far), half.clamp(min=far)
     if wishart == "factorised":
-        exact, series = d * (torch.log(near) - torch.digamma(near)), d * (1 / (2 * large) + 1 / (12 * large**2))
-    else:
-        # log a - psi(a - j / 2) = (j + 1) / (2 a) + (3 j^2 + 6 j + 2) / (24 a^2) + ..., summed over j = 0 .. d - 1
-        exact = d * torch.log(near) - multidigamma(near, d)
-        first, squares = d * (d + 1) / 2, (d - 1) * d * (2 * d - 1) / 6
-        second = 3 * squares + 3 * d * (d - 1) + 2 * d
-        third = ((d - 1) * d / 2) ** 2 + 3 * squares + d * (d - 1)
-        series = first / (2 * large) + second / (24 * large**2) + third / (24 * large**3)
-    return torch.where(half < far, exact, series)
+        return d * (torch.log(half) - torch.digamma(half) if half < far else 1 / (2 * half) + 1 / (12 * half**2))
+    if half < far:
+        return d * torch.log(half) - multidigamma(half, d)
+    # log a - psi(a - j / 2) = (j + 1) / (2 a) + (3 j^2 + 6 j + 2) / (24 a^2) + ..., summed over j = 0 .. d - 1
+    first, squares = d * (d + 1) / 2, (d - 1) * d * (2 * d - 1) / 6
+    second = 3 * squares + 3 * d * (d - 1) + 2 * d
+    third = ((d - 1) * d / 2) ** 2 + 3 * squares + d * (d - 1)
+    return first / (2 * half) + second / (24 * half**2) + third / (24 * half**3)
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW
+from l2l_niw.inference import functional, prior
 
 
 def live_tensors():
@@ -130,3 +131,45 @@ def test_a_dropped_learner_is_freed_at_once(second_order, inference):
         assert [ref() for ref in held] == [None] * 3
     finally:
         gc.enable()
+
+
+@pytest.fixture(params=["noise-free", "noisy"])
+def large(request, monkeypatch):
+    """Networks of any size are worked on as large ones are: in blocks, in place, without a copy of L_0."""
+    streams = torch.randn(100_000)
+    place = [0]
+
+    def draw(tensor):
+        place[0] += tensor.numel()
+        return streams[place[0] - tensor.numel() : place[0]].view(tensor.shape).clone()
+
+    monkeypatch.setattr("l2l_niw.inference.chain.noise_like", draw)
+
+    def switch():
+        monkeypatch.setattr(functional, "BLOCK", 7)
+        monkeypatch.setattr(prior, "SMALL", 0)
+        place[0] = 0
+
+    return {} if request.param == "noisy" else {"curvature": "ggn"}, switch
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("second_order", ["none", "last_layer", "all"])
+@pytest.mark.parametrize("looks", [False, True])
+def test_large_networks_have_the_gradients_of_small_ones(double, large, first_order, second_order, looks):
+    options, switch = large
+    niw, x, y = make(width=12, temperature=0.05, first_order=first_order, second_order=second_order, **options)
+    loss, found = nn.functional.cross_entropy, []
+    for _ in range(2):
+        torch.manual_seed(1)
+        learner, aside = niw.clone(), 0.0
+        for t in range(3):
+            support = loss(learner(x), y)
+            learner.adapt(support)
+            if looks and t == 1:  # what was asked of an earlier state is that state's
+                aside = learner.kl() + loss(learner(x.flip(0)), y)
+        niw.zero_grad()
+        (loss(learner(x[:2]), y[:2]) + aside).backward()
+        found.append([p.grad.clone() for p in niw.parameters()])
+        switch()
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(*found))

@@ -6,14 +6,14 @@ import pytest
 import torch
 from prior_cases import leaves_of, make_prior, with_leaves
 
-from l2l_niw.inference import meta_gradient
+from l2l_niw.inference import functional
 from l2l_niw.inference.chain import Settings, follow, init, mean_of, step
 from l2l_niw.inference.closed_form import episode_posterior
 from l2l_niw.inference.curvature import GGN, SGLD
-from l2l_niw.inference.meta_gradient import State, Tag, complete_kl_gradient
+from l2l_niw.inference.meta_gradient import State, Tag
 from l2l_niw.inference.objective import expected_kl
 from l2l_niw.inference.posterior import chain_precision
-from l2l_niw.inference.wishart import WISHARTS, gap_gradient
+from l2l_niw.inference.wishart import WISHARTS
 
 SHAPES = [(2, 3), (4,), ()]
 WAYS = {"langevin": (True, SGLD()), "closed form": (False, SGLD()), "langevin, GGN": (True, GGN())}
@@ -29,22 +29,9 @@ def in_double(double):
 
 @pytest.fixture(params=[True, False], ids=["small", "large"])
 def either_size(request, monkeypatch):
-    """Few weights, which are worked on together, or so many that each tensor is by itself."""
+    """Tensors of few weights, which are worked on as they are, or of so many that it is done in blocks."""
     if not request.param:
-        monkeypatch.setattr(meta_gradient, "SMALL", 0)
-
-
-@pytest.mark.parametrize("wishart", WISHARTS)
-def test_the_hand_written_gradient_is_autograds(wishart):
-    before = make_prior([torch.randn(s) for s in SHAPES], [0.5 * torch.randn(s) - 1 for s in SHAPES], wishart=wishart)
-    before = before._replace(start=3.0)
-    leaves, mean = leaves_of(before), [torch.randn(s).requires_grad_() for s in SHAPES]
-    variance, prior = [torch.rand(s) + 0.1 for s in SHAPES], with_leaves(before, leaves)
-    expected = torch.autograd.grad(0.3 * expected_kl((mean, variance), prior), [*mean, *leaves])
-    a = [1 / v for v in variance]
-    found = complete_kl_gradient(mean, prior.m0, prior.scale, a, prior.start, 0.3)
-    in_n0 = 0.5 * 0.3 * gap_gradient(prior.raw_n0.detach(), prior.d, wishart)
-    assert_close([g for column in found for g in column] + [in_n0], expected)
+        monkeypatch.setattr(functional, "BLOCK", 2)
 
 
 class Case:
@@ -73,7 +60,9 @@ class Case:
         self.chain = chain._replace(theta=last[0], root=last[1], slope=last[2], moments=moments)
         self.iterates = last
         self.state = State(last, self.chain, self.prior, self.curvature, self.settings, kl_weight)
-        self.precisions = chain_precision(self.chain, range(3), self.prior, self.curvature, self.settings)
+        self.precisions = [
+            chain_precision(self.chain, i, self.prior, self.curvature, self.settings) for i in range(3)
+        ]
         self.complete = [prior_in_chain and self.curvature.noisy and u for u in used]
         self.parameters = [*self.leaves, *self.own]
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prior_cases import leaves_of, make_prior, with_leaves
 
-from l2l_niw.inference import objective as objectives
 from l2l_niw.inference.closed_form import draw, episode_posterior
 from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.wishart import WISHARTS
@@ -24,13 +23,6 @@ def l0_and_q(wishart, shapes=((D,),)):
     """L_0, and means and variances of q_i."""
     prior = make_prior([torch.randn(s) for s in shapes], [0.5 * torch.randn(s) - 1 for s in shapes], wishart=wishart)
     return prior, ([torch.randn(s) for s in shapes], [torch.rand(s) + 0.1 for s in shapes])
-
-
-@pytest.fixture(params=[True, False], ids=["small", "large"])
-def either_size(request, monkeypatch):
-    """Few weights, which are worked on together, or so many that each tensor is by itself."""
-    if not request.param:
-        monkeypatch.setattr(objectives, "SMALL", 0)
 
 
 def gaussian_kl(mean, variance, mu, sigma):
@@ -55,7 +47,7 @@ def test_expected_kl_equals_monte_carlo_over_the_wishart(wishart):
 
 @pytest.mark.parametrize("wishart", WISHARTS)
 @pytest.mark.parametrize("shapes", [[(D,)], SHAPES])
-def test_expected_kl_equals_the_papers_printed_formula(either_size, wishart, shapes):
+def test_expected_kl_equals_the_papers_printed_formula(wishart, shapes):
     prior, q = l0_and_q(wishart, shapes)
     m0, log_variance, mean, variance = (
         torch.cat([t.flatten() for t in own]) for own in (prior.m0, prior.log_variance, *q)
@@ -70,7 +62,7 @@ def test_expected_kl_equals_the_papers_printed_formula(either_size, wishart, sha
     assert torch.allclose(expected_kl(q, prior), printed, atol=1e-12)
 
 
-def test_the_kl_of_several_episodes_is_the_sum(either_size):
+def test_the_kl_of_several_episodes_is_the_sum():
     prior, _ = l0_and_q("full", SHAPES)
     q = [torch.randn(3, *s) for s in SHAPES], [torch.rand(3, *s) + 0.1 for s in SHAPES]
     each = [expected_kl(([m[i] for m in q[0]], [v[i] for v in q[1]]), prior) for i in range(3)]
