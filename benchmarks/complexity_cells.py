@@ -15,7 +15,7 @@ from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.inference.curvature import GGN
 from l2l_niw.heads import NearestCentroid
 from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
-from l2l_niw.process import peak_memory
+from l2l_niw.utils._process import peak_memory
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from complexity_cells import BATCH, METHODS, NETWORKS
 from processes import publish
 
-from l2l_niw.process import machine
+from l2l_niw.utils._process import machine
 
 SMALL = ("sine-line", "mlp-256")
 LARGE = ("resnet-18", "vit-small")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from l2l_niw import calibration
+from l2l_niw.metrics import calibration
 from l2l_niw.errors import NIWError
 from l2l_niw.reports import report
 from l2l_niw.vision import METHODS, Config

@@ -24,8 +24,8 @@ from torch import nn
 
 from l2l_niw import NIW, EpisodicModel
 from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Head, Linear, MetaQDA, NearestCentroid, Ridge
-from l2l_niw.predictions import Classes, Gaussian
-from l2l_niw.process import machine
+from l2l_niw.heads.predictions import Classes, Gaussian
+from l2l_niw.utils._process import machine
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
 from l2l_niw.errors import NIWError
-from l2l_niw.process import machine
+from l2l_niw.utils._process import machine
 from l2l_niw.reports import report
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"

@@ -23,7 +23,7 @@ from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, start_again, train
 
 from l2l_niw.errors import NIWError
-from l2l_niw.process import machine
+from l2l_niw.utils._process import machine
 
 RESULTS = Path(__file__).parent / "results" / "sine_line_study"
 BASE = {"steps": 5, "burn_in": 4, "samples": 10, "n0": None}

@@ -24,7 +24,8 @@ import torch
 from torch import nn, optim
 from tqdm import tqdm
 
-from l2l_niw import NIW, calibration
+from l2l_niw import NIW
+from l2l_niw.metrics import calibration
 from l2l_niw.data.images import read_folders
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds

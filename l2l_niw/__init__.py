@@ -1,8 +1,8 @@
-from l2l_niw._torchvision import ensure_torchvision
+from l2l_niw.utils._torchvision import ensure_torchvision
 
 ensure_torchvision()
 
 from l2l_niw.algorithms import NIW, BatchedEpisodes  # noqa: E402
-from l2l_niw.episodic import EpisodicModel  # noqa: E402
+from l2l_niw.heads.episodic import EpisodicModel  # noqa: E402
 
 __all__ = ["NIW", "BatchedEpisodes", "EpisodicModel"]

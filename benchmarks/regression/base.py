@@ -8,9 +8,9 @@ from l2l_niw import EpisodicModel
 from l2l_niw.heads import ANP, CNP, BayesianRidge, Linear, Ridge, RidgeMixture
 from l2l_niw.heads.leave_one_out import others
 from l2l_niw.heads.ridge import with_constant
-from l2l_niw.linear_algebra import cholesky
+from l2l_niw.utils._linear_algebra import cholesky
 from l2l_niw.models import MLP
-from l2l_niw.predictions import Evidence, Gaussian
+from l2l_niw.heads.predictions import Evidence, Gaussian
 
 WIDTH, WIDTHS = 32, (40, 40, 40)
 SPREAD = 5  # times the weights' learning rate is that of step sizes and variances: in log, they have further to go

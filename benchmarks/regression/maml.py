@@ -6,7 +6,7 @@ import torch
 from regression.base import SPREAD, Functional, query_loss
 from torch.func import vmap
 
-from l2l_niw.predictions import Gaussian
+from l2l_niw.heads.predictions import Gaussian
 
 
 class MAML(Functional):

@@ -5,7 +5,7 @@ import math
 import torch
 from regression.base import SPREAD, Functional, query_loss
 
-from l2l_niw.predictions import GaussianMixture
+from l2l_niw.heads.predictions import GaussianMixture
 
 
 class PMAML(Functional):

@@ -8,7 +8,7 @@ from torch import nn, optim
 from tqdm import tqdm
 
 from l2l_niw import NIW
-from l2l_niw.calibration import scores
+from l2l_niw.metrics.calibration import scores
 from l2l_niw.data import get_tasksets
 from l2l_niw.errors import require
 

@@ -11,18 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from l2l_niw.algorithms.learner import WHOLE
 from l2l_niw.algorithms.niw import NIW
-from l2l_niw.checks import check_finite, check_number, check_used
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import Chain, follow, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
-from l2l_niw.inference.functional import Replica, batch_size
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
 from l2l_niw.inference.meta_gradient import State, Tag
 from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
+from l2l_niw.utils._checks import check_finite, check_number, check_used
+from l2l_niw.utils._functional import Replica, batch_size
 
 Data = Sequence[Tensor]
 Loss = Callable[..., Tensor]

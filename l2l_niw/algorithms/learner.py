@@ -9,19 +9,19 @@ import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_count, check_loss, check_number, check_step, check_used
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import Chain, follow, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
-from l2l_niw.inference.functional import Replica, arrays_in, batch_size
 from l2l_niw.inference.gaussian import GaussianWeights
-from l2l_niw.inference.inputs import Inputs
 from l2l_niw.inference.last_layer import Cuts, differentiate
 from l2l_niw.inference.meta_gradient import State, Tag
 from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
+from l2l_niw.utils._checks import check_count, check_loss, check_number, check_step, check_used
+from l2l_niw.utils._functional import Replica, arrays_in, batch_size
+from l2l_niw.utils._inputs import Inputs
 
 if TYPE_CHECKING:
     from l2l_niw.algorithms.niw import NIW

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from l2l_niw.algorithms.learner import WHOLE, NIWLearner
 from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference import prior as priors
 from l2l_niw.inference.chain import Chain, noise_variance
 from l2l_niw.inference.closed_form import adapted_share
-from l2l_niw.inference.functional import Replica, batch_size, check_model, key_differences
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, last_called, reaches_past
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
+from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._functional import Replica, batch_size, check_model, key_differences
 
 
 class Hyperparameters(nn.Module):

@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
 from l2l_niw.inference.chain import Settings
 from l2l_niw.inference.curvature import SGLD, make_curvature
 from l2l_niw.inference.last_layer import SECOND_ORDER
 from l2l_niw.inference.wishart import WISHARTS
+from l2l_niw.utils._checks import check_number
 
 DEFAULTS = {
     "inference": "langevin",

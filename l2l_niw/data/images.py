@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_niw.errors import ArgumentError, DataError, require
-from l2l_niw.kept import kept
+from l2l_niw.utils._disk_cache import kept
 
 MODES = {"train": "train", "validation": "val", "test": "test"}  # and what folders call them
 CHARACTERS = 1623  # of Omniglot

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributions import Normal
 from torch.nn import functional as F
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 class Tasks(NamedTuple):

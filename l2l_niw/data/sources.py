@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_niw.checks import check_number
-from l2l_niw.data.numbered import NumberedTasks
+from l2l_niw.data._numbered import NumberedTasks
 from l2l_niw.data.sine_line import SineLine
 from l2l_niw.errors import ArgumentError, ExtraError
+from l2l_niw.utils._checks import check_number
 
 if TYPE_CHECKING:
     from learn2learn.vision.benchmarks import BenchmarkTasksets

@@ -6,11 +6,11 @@ from typing import List, NamedTuple, Optional, Union
 import numpy as np
 import torch
 
-from l2l_niw.checks import check_number
+from l2l_niw.data._numbered import NumberedTasks
 from l2l_niw.data.images import MODES, Images, load_images
-from l2l_niw.data.numbered import NumberedTasks
 from l2l_niw.data.sine_line import Tasks
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 class ImageTaskset(NumberedTasks):

@@ -6,10 +6,10 @@ from typing import Optional, Union
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
-from l2l_niw.labels import Labels, encode
-from l2l_niw.predictions import Prediction, check_targets
+from l2l_niw.heads.labels import Labels, encode
+from l2l_niw.heads.predictions import Prediction, check_targets
+from l2l_niw.utils._checks import check_number
 
 TASKS = ("classification", "regression")
 Targets = Union[Labels, Tensor]

@@ -5,12 +5,12 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
-from l2l_niw.heads.attention import MultiHeadAttention
+from l2l_niw.heads._attention import MultiHeadAttention
 from l2l_niw.heads.base import Head, Positive
+from l2l_niw.heads.labels import Labels
 from l2l_niw.heads.nearest_centroid import centroids, squared_distances
-from l2l_niw.labels import Labels
-from l2l_niw.predictions import Classes
+from l2l_niw.heads.predictions import Classes
+from l2l_niw.utils._checks import check_number
 
 
 class FEAT(Head):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from l2l_niw.errors import ArgumentError, ModelError
 from l2l_niw.heads.base import Head
-from l2l_niw.predictions import LeftOut, Prediction
+from l2l_niw.heads.predictions import LeftOut, Prediction
 
 
 def others(n: int, device: Optional[torch.device] = None) -> Tensor:

@@ -4,10 +4,10 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads.base import TASKS, Head, Positive, Targets, check_choice
-from l2l_niw.predictions import Classes, Gaussian, Prediction
+from l2l_niw.heads.predictions import Classes, Gaussian, Prediction
+from l2l_niw.utils._checks import check_number
 
 
 class Linear(Head):

@@ -6,12 +6,12 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
 from l2l_niw.heads.base import Head, check_choice
+from l2l_niw.heads.labels import Labels
 from l2l_niw.heads.nearest_centroid import centroids
-from l2l_niw.labels import Labels
-from l2l_niw.linear_algebra import log_determinant, ridge_factor, ridge_spread
-from l2l_niw.predictions import Classes
+from l2l_niw.heads.predictions import Classes
+from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._linear_algebra import log_determinant, ridge_factor, ridge_spread
 
 INFERENCES = ("map", "bayesian")
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from l2l_niw.heads.base import Head, Positive, check_choice
-from l2l_niw.labels import Labels
-from l2l_niw.predictions import Classes
+from l2l_niw.heads.labels import Labels
+from l2l_niw.heads.predictions import Classes
 
 DISTANCES = ("euclidean", "cosine")
 

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.heads._summaries import AGGREGATIONS, Aggregate, CrossAttention, bayesian_aggregation, pool
 from l2l_niw.heads.base import Head, check_choice, check_width
-from l2l_niw.heads.summaries import AGGREGATIONS, Aggregate, CrossAttention, bayesian_aggregation, pool
+from l2l_niw.heads.predictions import Gaussian, Prediction
 from l2l_niw.models.mlp import MLP
-from l2l_niw.predictions import Gaussian, Prediction
+from l2l_niw.utils._checks import check_number
 
 
 class NeuralProcess(Head):

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from l2l_niw.heads.base import TASKS, Head, Positive, Targets, check_choice
-from l2l_niw.linear_algebra import ridge_factor, ridge_spread, ridge_weights
-from l2l_niw.predictions import Classes, Evidence, Gaussian, Prediction
+from l2l_niw.heads.predictions import Classes, Evidence, Gaussian, Prediction
+from l2l_niw.utils._linear_algebra import ridge_factor, ridge_spread, ridge_weights
 
 
 def with_constant(features: Tensor) -> Tensor:

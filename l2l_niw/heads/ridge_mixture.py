@@ -6,11 +6,11 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
 from l2l_niw.heads.base import Head, Positive, check_width
+from l2l_niw.heads.predictions import Evidence, EvidenceMixture, GaussianMixture
 from l2l_niw.heads.ridge import with_constant
-from l2l_niw.linear_algebra import cholesky, log_determinant
-from l2l_niw.predictions import Evidence, EvidenceMixture, GaussianMixture
+from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._linear_algebra import cholesky, log_determinant
 
 
 class RidgeMixture(Head):

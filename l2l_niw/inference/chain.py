@@ -6,8 +6,8 @@ from typing import Collection, List, NamedTuple, Optional, Sequence, Tuple, Unio
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.functional import in_blocks, picker
 from l2l_niw.inference.prior import Prior
+from l2l_niw.utils._functional import in_blocks, picker
 
 Pull = Union[float, Sequence[Tensor]]
 

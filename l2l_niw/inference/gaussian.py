@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.conv import _ConvNd
 
-from l2l_niw.checks import check_finite, check_loss, check_number
 from l2l_niw.errors import ArgumentError, LossError, NIWError
-from l2l_niw.inference.functional import batch_size, replica_by_name
-from l2l_niw.predictions import Prediction
+from l2l_niw.heads.predictions import Prediction
+from l2l_niw.utils._checks import check_finite, check_loss, check_number
+from l2l_niw.utils._functional import batch_size, replica_by_name
 
 Outputs = Union[Tensor, Prediction]
 Weights = Dict[str, Tensor]

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from l2l_niw.inference.chain import Chain, Settings, follow, mean_of
 from l2l_niw.inference.curvature import Curvature
-from l2l_niw.inference.functional import arrays_in, in_blocks
 from l2l_niw.inference.objective import kl_to_mode
 from l2l_niw.inference.posterior import chain_precision, gaussian, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import gap_gradient
+from l2l_niw.utils._functional import arrays_in, in_blocks
 
 
 class Tag:

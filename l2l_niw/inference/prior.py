@@ -6,8 +6,8 @@ from typing import List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.functional import SMALL
 from l2l_niw.inference.wishart import from_raw, mode_ratio
+from l2l_niw.utils._functional import SMALL
 
 
 class Prior(NamedTuple):

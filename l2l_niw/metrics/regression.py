@@ -5,8 +5,8 @@ from typing import Callable, Tuple
 import torch
 from torch import Tensor
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 def reliability(cdf: Tensor, bins: int = 20) -> Tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, CheckpointError, require
-from l2l_niw.inference.functional import key_differences
+from l2l_niw.utils._functional import key_differences
 
 
 def load_checkpoint(

@@ -4,7 +4,7 @@ from typing import Callable, Sequence
 
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
+from l2l_niw.utils._checks import check_number
 
 
 class MLP(nn.Module):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 class PoseEncoder(nn.Module):

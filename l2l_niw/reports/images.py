@@ -9,11 +9,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from l2l_niw.calibration import Reliability, plot_reliability
 from l2l_niw.errors import ArgumentError, CheckpointError, require
-from l2l_niw.files import read_json, write_page
 from l2l_niw.metrics import Interval, bootstrap
-from l2l_niw.reports.intervals import Kept, kept_intervals
+from l2l_niw.metrics.calibration import Reliability, plot_reliability
+from l2l_niw.reports._intervals import Kept, kept_intervals
+from l2l_niw.utils._files import read_json, write_page
 from l2l_niw.vision.config import COMMON, Config
 from l2l_niw.vision.methods import METHODS, OWN
 from l2l_niw.vision.runs import read_log

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from l2l_niw.errors import require
-from l2l_niw.files import read_json, write_page
 from l2l_niw.metrics import Interval, bootstrap
-from l2l_niw.reports.intervals import Kept, kept_intervals
+from l2l_niw.reports._intervals import Kept, kept_intervals
+from l2l_niw.utils._files import read_json, write_page
 
 Rows = Dict[str, List[dict]]
 

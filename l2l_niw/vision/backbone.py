@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from l2l_niw.data.images import load_images
 from l2l_niw.errors import require
-from l2l_niw.kept import kept
 from l2l_niw.models import batch_statistics
+from l2l_niw.utils._disk_cache import kept
 from l2l_niw.vision.config import Config
 
 SHAPES = {

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from l2l_niw.checks import check_number
 from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, NIWError, require
+from l2l_niw.utils._checks import check_number
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import COMMON, Config
 from l2l_niw.vision.methods import METHODS, OWN, complete, trainable

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, CheckpointError
-from l2l_niw.files import write
+from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._files import write
 
 COMMON = (
     "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "iterations", "meta_batch",

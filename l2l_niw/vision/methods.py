@@ -10,9 +10,9 @@ from torch import nn
 
 from l2l_niw.algorithms import NIW
 from l2l_niw.algorithms.special_cases import reptile
-from l2l_niw.episodic import EpisodicModel
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads import LeaveOneOut, MetaQDA, NearestCentroid, Ridge
+from l2l_niw.heads.episodic import EpisodicModel
 from l2l_niw.vision.backbone import SHAPES, Backbone
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import ANIL, Episodic, Method, Reptile, Swap

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, optim
 
-from l2l_niw import calibration
-from l2l_niw.checks import check_number
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
-from l2l_niw.files import write
-from l2l_niw.process import machine, peak_memory, postponed_interrupt
+from l2l_niw.metrics import calibration
+from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._files import write
+from l2l_niw.utils._process import machine, peak_memory, postponed_interrupt
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Method

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW
-from l2l_niw.inference import functional, prior
+from l2l_niw.inference import prior
+from l2l_niw.utils import _functional as functional
 
 
 def live_tensors():

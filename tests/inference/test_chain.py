@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prior_cases import leaves_of, make_prior, with_leaves
 
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.functional import BLOCK, in_blocks
+from l2l_niw.utils._functional import BLOCK, in_blocks
 from l2l_niw.inference.chain import (
     Settings,
     follow,

@@ -7,8 +7,8 @@ from l2l_niw import NIW
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference.chain import Settings, init, mean_of, step
 from l2l_niw.inference.curvature import GGN, SGLD
-from l2l_niw.labels import encode
-from l2l_niw.predictions import Classes, Gaussian
+from l2l_niw.heads.labels import encode
+from l2l_niw.heads.predictions import Classes, Gaussian
 
 
 @pytest.fixture(autouse=True)

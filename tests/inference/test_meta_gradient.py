@@ -6,7 +6,7 @@ import pytest
 import torch
 from prior_cases import leaves_of, make_prior, with_leaves
 
-from l2l_niw.inference import functional
+from l2l_niw.utils import _functional as functional
 from l2l_niw.inference.chain import Settings, follow, init, mean_of, step
 from l2l_niw.inference.closed_form import episode_posterior
 from l2l_niw.inference.curvature import GGN, SGLD

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from l2l_niw.checks import check_number
-from l2l_niw.heads.attention import Block, MultiHeadAttention
+from l2l_niw.heads._attention import Block, MultiHeadAttention
 from l2l_niw.models.mlp import MLP
+from l2l_niw.utils._checks import check_number
 
 AGGREGATIONS = ("mean", "max", "bayesian")
 

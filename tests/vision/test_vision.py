@@ -12,7 +12,7 @@ from drawings import SMALL, draw_cifarfs
 from torch import nn
 from torch.nn import functional as F
 
-from l2l_niw import calibration
+from l2l_niw.metrics import calibration
 from l2l_niw.data import Tasks
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError
 from l2l_niw.heads import MetaQDA, NearestCentroid, Ridge

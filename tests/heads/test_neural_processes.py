@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from l2l_niw.heads import ANP, CNP
-from l2l_niw.heads.attention import Block, MultiHeadAttention, attend
-from l2l_niw.heads.summaries import bayesian_aggregation
-from l2l_niw.predictions import Gaussian
+from l2l_niw.heads._attention import Block, MultiHeadAttention, attend
+from l2l_niw.heads._summaries import bayesian_aggregation
+from l2l_niw.heads.predictions import Gaussian
 
 @pytest.fixture(autouse=True)
 def in_double(double):

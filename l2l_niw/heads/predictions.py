@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, Normal, constraints
 
 from l2l_niw.errors import ArgumentError
-from l2l_niw.labels import Labels
-from l2l_niw.linear_algebra import log_marginal
+from l2l_niw.heads.labels import Labels
+from l2l_niw.utils._linear_algebra import log_marginal
 
 
 def check_targets(y: Tensor, shape: torch.Size) -> None:

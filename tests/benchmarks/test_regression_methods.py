@@ -14,7 +14,7 @@ import l2l_niw  # noqa: F401  (before learn2learn)
 import learn2learn as l2l
 from l2l_niw.data import SineLine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import sine_line
 import sine_line_study

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from l2l_niw.inference.inputs import Inputs
+from l2l_niw.utils._inputs import Inputs
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads import BayesianRidge, RidgeMixture
-from l2l_niw.predictions import EvidenceMixture
+from l2l_niw.heads.predictions import EvidenceMixture
 
 
 @pytest.mark.parametrize(("n", "d"), [(3, 6), (7, 7), (9, 4)])

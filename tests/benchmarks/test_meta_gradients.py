@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from drawings import SMALL, draw_cifarfs
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import meta_gradients
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from drawings import draw_cifarfs, draw_omniglot
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "vision"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "vision"))
 
 import niw_cifarfs
 import niw_miniimagenet

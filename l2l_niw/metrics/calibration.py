@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError, NoTemperatureError, require
+from l2l_niw.utils._checks import check_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

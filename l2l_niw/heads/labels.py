@@ -6,8 +6,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import optimize
 
-from l2l_niw import calibration
-from l2l_niw.calibration import (
+from l2l_niw.metrics import calibration
+from l2l_niw.metrics.calibration import (
     accuracy,
     at_temperature,
     brier,

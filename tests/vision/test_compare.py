@@ -12,7 +12,7 @@ import torch
 from drawings import SMALL, draw_cifarfs
 
 from l2l_niw.__main__ import main
-from l2l_niw.calibration import reliability
+from l2l_niw.metrics.calibration import reliability
 from l2l_niw.errors import ArgumentError, CheckpointError, DataError, NIWError
 from l2l_niw.reports import report
 from l2l_niw.reports.images import Run, differences, interval, intervals, load, mean_and_error, pairs, pooled

@@ -10,7 +10,7 @@ from l2l_niw.data import SineLine
 from l2l_niw.data.sine_line import BayesOptimal
 from l2l_niw.errors import ArgumentError
 from l2l_niw.metrics import bootstrap, quantile, r_ece, reliability
-from l2l_niw.predictions import Gaussian
+from l2l_niw.heads.predictions import Gaussian
 
 
 def seeded(seed=0):

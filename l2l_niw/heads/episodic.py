@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, ModelError
 from l2l_niw.heads.base import Head
+from l2l_niw.heads.predictions import Prediction
 from l2l_niw.models.normalisation import uses_batch_statistics
-from l2l_niw.predictions import Prediction
 
 
 class EpisodicModel(nn.Module):

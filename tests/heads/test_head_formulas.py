@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from l2l_niw.errors import LossError
 from l2l_niw.heads import FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge
-from l2l_niw.predictions import Classes, Evidence, Gaussian, GaussianMixture
+from l2l_niw.heads.predictions import Classes, Evidence, Gaussian, GaussianMixture
 
 SIZES = pytest.mark.parametrize(("n", "d"), [(4, 9), (12, 3), (5, 5)])
 

@@ -1,6 +1,5 @@
-"""Where A, the curvature of an episode's loss, comes from: strategies chosen by name."""
+"""A from the Gauss-Newton matrix of the episode's loss."""
 
-import math
 from itertools import product
 from typing import Iterator, Optional, Union
 
@@ -10,31 +9,9 @@ from torch.distributions import Distribution
 from torch.nn import functional as F
 
 from l2l_niw.errors import ArgumentError, ChainError
-from l2l_niw.inference.chain import Chain, iterate_variance, mean_of
+from l2l_niw.inference.chain import Chain
 
 LIKELIHOODS = ("categorical", "gaussian")
-
-
-class SGLD:
-    """
-    **Description**
-
-    The paper's estimate: the precision of the chain's kept iterates. The chain is noisy, since its iterates' variance
-    is all that speaks of curvature, and a chain at temperature T yields that of l_i / T.
-    """
-
-    noisy = True
-    needs_outputs = False
-
-    def precision(self, chain: Chain, i: int, scale: Optional[Tensor], temperature: float) -> Tensor:
-        """The precision of some weights' iterates; infinite at T = 0, where exp(-l_i / T) is a spike."""
-        if temperature == 0:
-            return torch.full_like(chain.theta[i], math.inf)
-        return iterate_variance(chain, i, scale).reciprocal()
-
-    def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
-        """The chain's own deviation from its mean stands for the posterior's."""
-        return chain.theta[i] - mean_of(chain)[0][i]
 
 
 class GGN:
@@ -117,18 +94,3 @@ class GGN:
     def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
         """The chain has no noise, so the posterior's draw takes its own."""
         return torch.randn_like(a) / a.sqrt()
-
-
-Curvature = Union[SGLD, GGN]
-STRATEGIES = {"sgld": SGLD, "ggn": GGN}
-
-
-def make_curvature(curvature: Union[str, Curvature]) -> Curvature:
-    """A strategy from its name, or the strategy itself."""
-    if isinstance(curvature, str):
-        if curvature not in STRATEGIES:
-            raise ArgumentError(f"curvature must be one of {tuple(STRATEGIES)} or a strategy, got {curvature!r}.")
-        return STRATEGIES[curvature]()
-    if not isinstance(curvature, tuple(STRATEGIES.values())):
-        raise ArgumentError(f"curvature must be a name or a strategy such as GGN(), got {curvature!r}.")
-    return curvature

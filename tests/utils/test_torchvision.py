@@ -3,7 +3,7 @@ import subprocess
 import sys
 import types
 
-from l2l_niw import _torchvision
+from l2l_niw.utils import _torchvision
 
 
 def test_learn2learn_can_be_imported_after_l2l_niw():

@@ -10,7 +10,7 @@ from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.errors import ArgumentError, ModelError
 from l2l_niw.heads import ANP, BayesianRidge, LeaveOneOut, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.models import MLP
-from l2l_niw.predictions import Gaussian, GaussianMixture
+from l2l_niw.heads.predictions import Gaussian, GaussianMixture
 
 HEADS = {
     "ridge-regression": lambda: Ridge("regression", learn_lam=True, learn_noise=True),

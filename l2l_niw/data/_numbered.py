@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, Iterator
 
-from l2l_niw.checks import check_number
 from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_number
 
 
 class NumberedTasks(ABC):

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from l2l_niw.files import read_json, write
 from l2l_niw.metrics import Interval
+from l2l_niw.utils._files import read_json, write
 
 Kept = Dict[str, Dict[str, Interval]]
 

@@ -1,0 +1,1 @@
+"""What the package uses itself; nothing here is for users."""
