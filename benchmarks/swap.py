@@ -32,8 +32,18 @@ import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-onl
 
 RESULTS = Path(__file__).parent / "results" / "swap"
 CONFIG = {
-    "ways": 5, "shots": 1, "queries": 5, "filters": 32, "steps": 5, "fast_lr": 0.4, "meta_lr": 0.003,
-    "meta_batch": 8, "iterations": 1500, "test_tasks": 2000, "test_seed": 12345, "samples": 10,
+    "ways": 5,
+    "shots": 1,
+    "queries": 5,
+    "filters": 32,
+    "steps": 5,
+    "fast_lr": 0.4,
+    "meta_lr": 0.003,
+    "meta_batch": 8,
+    "iterations": 1500,
+    "test_tasks": 2000,
+    "test_seed": 12345,
+    "samples": 10,
 }
 MISSING = """\
 No Omniglot under {root}: looked for {folder}/<alphabet>/<character>/*.png.
@@ -157,8 +167,13 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
         np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
 
-    bar = tqdm(range(start, config["iterations"]), initial=start, total=config["iterations"],
-               desc=f"{method} seed {seed}", mininterval=5)
+    bar = tqdm(
+        range(start, config["iterations"]),
+        initial=start,
+        total=config["iterations"],
+        desc=f"{method} seed {seed}",
+        mininterval=5,
+    )
     for iteration in bar:
         began = time.perf_counter()
         opt.zero_grad()
@@ -176,9 +191,20 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
         log.append((round(error, 4), round(accuracy, 4)))
         bar.set_postfix(loss=f"{np.mean(log[-50:], 0)[0]:.3f}", acc=f"{np.mean(log[-50:], 0)[1]:.3f}")
         if (iteration + 1) % every == 0:
-            torch.save({"wrapper": wrapper.state_dict(), "opt": opt.state_dict(), "log": log, "config": config,
-                        "seconds": seconds, "iteration": iteration + 1, "random": random.getstate(),
-                        "numpy": np.random.get_state(), "torch": torch.get_rng_state()}, checkpoint.with_suffix(".new"))
+            torch.save(
+                {
+                    "wrapper": wrapper.state_dict(),
+                    "opt": opt.state_dict(),
+                    "log": log,
+                    "config": config,
+                    "seconds": seconds,
+                    "iteration": iteration + 1,
+                    "random": random.getstate(),
+                    "numpy": np.random.get_state(),
+                    "torch": torch.get_rng_state(),
+                },
+                checkpoint.with_suffix(".new"),
+            )
             checkpoint.with_suffix(".new").replace(checkpoint)  # at once, so that a stop leaves a whole one
     return wrapper, loss, log, seconds
 
@@ -197,11 +223,14 @@ def run(method, seed, root, config, results, build=None):
     test_tasks = taskset(load_characters(root, "evaluation"), *shape)
     wrapper, loss, log, seconds = train(method, seed, train_tasks, config, checkpoint, build)
     result = {
-        "method": method, "seed": seed, "config": config, "seconds": round(seconds, 1),
+        "method": method,
+        "seed": seed,
+        "config": config,
+        "seconds": round(seconds, 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread, "
-                   f"torch {torch.__version__}",
+        f"torch {torch.__version__}",
         "test": evaluate(wrapper, test_tasks, loss, config),
-        "curve": [list(np.round(np.mean(log[i:i + 50], 0), 4)) for i in range(0, len(log), 50)],
+        "curve": [list(np.round(np.mean(log[i : i + 50], 0), 4)) for i in range(0, len(log), 50)],
     }
     if isinstance(wrapper, NIW):
         result["diagnostics"] = wrapper.diagnostics()
@@ -237,8 +266,10 @@ def verdict(results):
         mean[method] = {key: np.mean([r[key] for r in runs]) for key in runs[0]}
     first, second = (100 * (mean["NIW"]["accuracy"] - mean[name]["accuracy"]) for name in ("FO-MAML", "MAML"))
     ratio = mean["NIW"]["ece"] / mean["MAML"]["ece"]
-    return (f"NIW's accuracy is {first:+.2f} points from first-order MAML's and {second:+.2f} from MAML's (asked for: "
-            f"0 or more); its ECE is {ratio:.2f} times MAML's (asked for: 0.50 or less).")
+    return (
+        f"NIW's accuracy is {first:+.2f} points from first-order MAML's and {second:+.2f} from MAML's (asked for: "
+        f"0 or more); its ECE is {ratio:.2f} times MAML's (asked for: 0.50 or less)."
+    )
 
 
 def report(results):
@@ -248,8 +279,10 @@ def report(results):
         sys.exit(f"Nothing has been run yet under {results}; call this script with --data ROOT first.")
     for run in runs:
         if run["config"] != runs[0]["config"]:
-            sys.exit(f"{results} cannot be one table: {runs[0]['method']}-{runs[0]['seed']} and {run['method']}-"
-                     f"{run['seed']} are of other budgets. Move one of them away.")
+            sys.exit(
+                f"{results} cannot be one table: {runs[0]['method']}-{runs[0]['seed']} and {run['method']}-"
+                f"{run['seed']} are of other budgets. Move one of them away."
+            )
     budget = ", ".join(f"{k} {v}" for k, v in runs[0]["config"].items())
     text = (
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"

@@ -78,9 +78,17 @@ class NIWRow:
 
     def __init__(self, model):
         self.wrapper = NIW(
-            model, lr=0.02, inference="closed_form", temperature=1.0, prior_precision=1.0,
-            curvature=GGN("gaussian", NOISE), average_iterates=True, burn_in=15, add_kl_gradient=False,
-            second_order="none", learn_step_sizes=False,
+            model,
+            lr=0.02,
+            inference="closed_form",
+            temperature=1.0,
+            prior_precision=1.0,
+            curvature=GGN("gaussian", NOISE),
+            average_iterates=True,
+            burn_in=15,
+            add_kl_gradient=False,
+            second_order="none",
+            learn_step_sizes=False,
         )
 
     def backward(self, phi, y):
@@ -186,8 +194,10 @@ def main(iterations=150, meta_batch=16, test_tasks=200, seed=0, out=Path("known_
     print("\nhow far each weight strays between tasks: constant, cosines, sines")
     print("truth   " + " ".join(f"{s:.2f}" for s in STD))
     print("NIW     " + " ".join(f"{s:.2f}" for s in learned))
-    print(f"\n{test_tasks} new tasks of {SHOTS} support points; {iterations} batches of {meta_batch} tasks. "
-          f"Plot: {out / 'predictions.png'}")
+    print(
+        f"\n{test_tasks} new tasks of {SHOTS} support points; {iterations} batches of {meta_batch} tasks. "
+        f"Plot: {out / 'predictions.png'}"
+    )
 
 
 if __name__ == "__main__":

@@ -176,9 +176,7 @@ class BatchedEpisodes:
                 for cut in cuts.cuts if step else ():
                     cut.release()
         check_finite(torch.stack(losses).sum(0), "the support loss")
-        check_finite(
-            torch.stack([t.reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result"
-        )
+        check_finite(torch.stack([t.reshape(len(t), -1).sum(1) for t in chain.theta]).sum(0), "the last step's result")
         niw._remember(chain, prior, niw.lr)
         return chain
 

@@ -1,6 +1,5 @@
 """Loops written for learn2learn's MAML, in which only the constructor was changed."""
 
-
 import learn2learn as l2l
 import pytest
 import torch

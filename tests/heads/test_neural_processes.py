@@ -11,6 +11,7 @@ from l2l_niw.heads._attention import Block, MultiHeadAttention, attend
 from l2l_niw.heads._summaries import bayesian_aggregation
 from l2l_niw.heads.predictions import Gaussian
 
+
 @pytest.fixture(autouse=True)
 def in_double(double):
     pass

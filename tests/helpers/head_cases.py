@@ -1,6 +1,5 @@
 """What the tests of heads share: every head, an episode for it, and the one loop of all of them."""
 
-
 import learn2learn as l2l
 import pytest
 import torch

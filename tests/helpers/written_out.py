@@ -128,8 +128,7 @@ def episode(niw, data, noise, steps=STEPS):
         if options.temperature == 0:  # the likelihood is a spike
             share = [torch.ones_like(v) for v in log_variance]
         drawn = [
-            m + s * (own - m) + s.sqrt() * (last - own).detach()
-            for m, s, own, last in zip(m0, share, mean, chain[-1])
+            m + s * (own - m) + s.sqrt() * (last - own).detach() for m, s, own, last in zip(m0, share, mean, chain[-1])
         ]
         q = [m + s * (own - m) for m, s, own in zip(m0, share, mean)]
         q_variance = [1 / (k + (-v).exp()) for k, v in zip(a, log_variance)]

@@ -220,7 +220,7 @@ def test_whether_the_last_layers_gradients_reach_the_body_past_its_features(othe
         "nothing": lambda: outputs.square().sum(),
         "a penalty": lambda: outputs.square().sum() + net.weights[1].norm(),
         "a skip connection": lambda: (outputs + net.features(x)[:, :2]).square().sum(),
-        "its own features": lambda: (outputs.sum() * features.square().sum()),
+        "its own features": lambda: outputs.sum() * features.square().sum(),
         "a later use": lambda: (outputs @ net.weights[0][:2]).square().sum(),
     }[other]()
     found = differentiate(loss, net.weights, [cuts], create_graph=True, retain_graph=True)

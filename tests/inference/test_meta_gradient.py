@@ -60,9 +60,7 @@ class Case:
         self.chain = chain._replace(theta=last[0], root=last[1], slope=last[2], moments=moments)
         self.iterates = last
         self.state = State(last, self.chain, self.prior, self.curvature, self.settings, kl_weight)
-        self.precisions = [
-            chain_precision(self.chain, i, self.prior, self.curvature, self.settings) for i in range(3)
-        ]
+        self.precisions = [chain_precision(self.chain, i, self.prior, self.curvature, self.settings) for i in range(3)]
         self.complete = [prior_in_chain and self.curvature.noisy and u for u in used]
         self.parameters = [*self.leaves, *self.own]
 
