@@ -1,19 +1,30 @@
-# `make demo` and `make test` do all the set-up on a machine with Python 3.11; a second call starts at once.
+# `make demo`, `make test` and `make docs` do all the set-up on a machine with Python 3.11; a second call starts at once.
 PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-fast lint docs docs-serve clean
 
 demo: $(READY)
 	$(BIN)/python benchmarks/demo.py
 
-test: $(READY)
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest -q tests
+test: lint docs
+	$(BIN)/python -m pytest -q -n 2 tests
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests
 
 lint: $(READY)
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+
+docs-serve: $(READY)
+	$(BIN)/python -m mkdocs serve
 
 $(READY): requirements.txt setup.py
 	$(PYTHON) -m venv .venv
@@ -23,4 +34,4 @@ $(READY): requirements.txt setup.py
 	touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site
