@@ -151,7 +151,7 @@ def score(row, tasks, seed):
 
 @torch.no_grad()
 def plot(rows, path, seed, columns=3):
-    """One column a task, one row a method: support, truth, predictive mean and its 90% band."""
+    """One column per task, one row per method: support, truth, predictive mean and its 90% band."""
     import matplotlib
 
     matplotlib.use("Agg")

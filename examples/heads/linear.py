@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 
-"""A linear readout, MAML's own: it knows a task only by what it has adapted to."""
+"""A linear layer, MAML's own: it knows a task only by what it has adapted to."""
 
 import torch
 from compare import arguments, compare
@@ -14,7 +14,7 @@ from l2l_niw.models import MLP
 def main(ways=5, shots=5, width=64, lr=0.3, iterations=1000, seed=0, **options):
     torch.manual_seed(seed)
     model = EpisodicModel(MLP(24, (width, width), activate_last=True), Linear(width, ways))
-    # without adaptation a readout can only guess, so the plain column is left out
+    # without adaptation a linear layer can only guess, so the plain column is left out
     return compare(
         model, lambda: noisy_causes(ways, shots), lr, ("MAML", "NIW"), iterations=iterations, seed=seed, **options
     )

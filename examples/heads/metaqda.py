@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 
-"""MetaQDA: a Gaussian a class with a learned prior, maximum a posteriori or fully Bayesian."""
+"""MetaQDA: one Gaussian per class with a learned prior, maximum a posteriori or fully Bayesian."""
 
 import torch
 from compare import arguments, compare

@@ -1,4 +1,4 @@
-"""Heads: p(y | x, S, theta), from a linear readout to neural processes."""
+"""Heads: p(y | x, S, theta), from a linear layer to neural processes."""
 
 from l2l_niw.heads.base import Head
 from l2l_niw.heads.feat import FEAT

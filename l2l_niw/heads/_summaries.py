@@ -15,7 +15,7 @@ AGGREGATIONS = ("mean", "max", "bayesian")
 
 def bayesian_aggregation(observed: Tensor, raw: Tensor) -> Tuple[Tensor, Tensor]:
     """
-    Mean and variance of a latent z ~ N(0, I) of which every datum is an observation N(observed_i; z, variance_i),
+    Mean and variance of a latent z ~ N(0, I) of which every example is an observation N(observed_i; z, variance_i),
     with variance_i = 1e-5 + softplus(raw_i): variance_z = 1 / (1 + sum 1 / variance_i) and
     mean_z = variance_z sum observed_i / variance_i.
     """

@@ -20,7 +20,7 @@ class FEAT(Head):
     A set-to-set function adapts the prototypes to each other, c' = LayerNorm(c + attention(c, c, c)), and
     logits are -scale |q - c'|^2. In training, where `query_y` is given, `Prediction.loss` adds the
     contrastive term: the same function adapts the data of each class among themselves, and every
-    datum should be nearest to the mean of its own class.
+    example should be nearest to the mean of its own class.
 
     **Arguments**
 

@@ -20,7 +20,7 @@ class LeaveOneOut(Head):
     """
     **Description**
 
-    A head that predicts a query as it did, and without one predicts each datum of the support from all the others.
+    A head that predicts a query as it did, and without one predicts each example of the support from all the others.
     A closed form such as ridge regression fits its own support whatever the features, so that a support which
     predicts itself says little of theta; what is left out says how well these features predict. As a classifier
     it needs two shots of every class.

@@ -1,4 +1,4 @@
-"""The trainable readout of MAML."""
+"""The trainable linear layer of MAML."""
 
 from typing import Optional
 
@@ -47,12 +47,12 @@ class Linear(Head):
         check_number("features", features, 1, whole=True)
         check_number("outputs", outputs, 1, whole=True)
         self.task, self.features = task, features
-        self.readout = nn.Linear(features, outputs)
+        self.linear = nn.Linear(features, outputs)
         if task == "regression":
             self.noise = Positive("noise", noise, learn_noise)
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Targets:
-        y, outputs = super().targets(support_y, ways), self.readout.out_features
+        y, outputs = super().targets(support_y, ways), self.linear.out_features
         given = y.ways if self.task == "classification" else y.shape[-1]
         if given > outputs or (given < outputs and self.task == "regression"):
             what = "classes" if self.task == "classification" else "targets"
@@ -60,7 +60,7 @@ class Linear(Head):
         return y
 
     def predict(self, support: Optional[Tensor], y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
-        outputs = self.readout(query)
+        outputs = self.linear(query)
         if self.task == "regression":
             return Gaussian(outputs, self.noise())
         return Classes(outputs[..., : y.ways], y)

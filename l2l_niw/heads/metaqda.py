@@ -1,4 +1,4 @@
-"""MetaQDA: a Gaussian a class, with a learned Normal-Inverse-Wishart prior over features."""
+"""MetaQDA: one Gaussian per class, with a learned Normal-Inverse-Wishart prior over features."""
 
 import math
 from typing import Optional

@@ -125,7 +125,7 @@ class CNP(NeuralProcess):
     * **width** (int, *optional*, default=64) - Width of all layers and of the summary.
     * **depth** (int, *optional*, default=2) - Layers of the encoder, and hidden ones of the decoder.
     * **aggregate** (str, *optional*, default='mean') - Over the support: 'mean', 'max', or 'bayesian', which
-        weighs each datum by a learned precision (CNP+BA).
+        weighs each example by a learned precision (CNP+BA).
     * **latent** (bool, *optional*, default=False) - Whether there is a latent path.
     * **deterministic** (bool, *optional*, default=True) - Whether there is a deterministic one.
     * **samples** (int, *optional*, default=1) - Draws of z of a prediction, which is their mixture. Training takes one.

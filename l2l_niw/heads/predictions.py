@@ -150,7 +150,7 @@ class GaussianMixture(Prediction, MixtureSameFamily):
     """
     **Description**
 
-    A mixture of independent normals: what several networks, several draws of a latent, or several readouts say.
+    A mixture of independent normals: what several networks, several draws of a latent, or several linear layers say.
 
     **Arguments**
 

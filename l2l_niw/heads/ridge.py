@@ -18,7 +18,7 @@ class Ridge(Head):
     """
     **Description**
 
-    The readout w = argmin |phi w - y|^2 + lam |w|^2 of the support, differentiable in the features and
+    The linear layer w = argmin |phi w - y|^2 + lam |w|^2 of the support, differentiable in the features and
     in lam. For classification y is one-hot and logits are scale * phi_q w, as in R2D2.
 
     **Arguments**
@@ -86,7 +86,7 @@ class BayesianRidge(Head):
     **Arguments**
 
     * **noise** (float, *optional*, default=0.3) - Standard deviation of the noise.
-    * **prior_scale** (float, *optional*, default=1.0) - Standard deviation of the readout's weights.
+    * **prior_scale** (float, *optional*, default=1.0) - Standard deviation of the linear layer's weights.
     * **learned** (bool, *optional*, default=True) - Whether both are learned, in log.
     * **bias** (bool, *optional*, default=True) - Whether features get a constant 1.
 

@@ -17,7 +17,7 @@ class RidgeMixture(Head):
     """
     **Description**
 
-    Bayesian linear regression on the features with a learned mixture as the readout's prior, for families of tasks of
+    Bayesian linear regression on the features with a learned mixture as the linear layer's prior, for families of tasks of
     several kinds:
 
     $$w \\sim \\sum_k \\pi_k N(\\mu_k, diag(s_k^2)), \\qquad y = \\phi w + noise.$$
@@ -32,7 +32,7 @@ class RidgeMixture(Head):
     * **components** (int, *optional*, default=4) - Of the prior.
     * **targets** (int, *optional*, default=1) - Dimensions of a target.
     * **noise** (float, *optional*, default=0.3) - Standard deviation of the noise at first; it is learned.
-    * **prior_scale** (float, *optional*, default=1.0) - Of the readout's weights at first, times a random factor
+    * **prior_scale** (float, *optional*, default=1.0) - Of the linear layer's weights at first, times a random factor
         for each, by which the components differ.
 
     **References**

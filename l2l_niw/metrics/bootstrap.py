@@ -21,14 +21,14 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
     """
     **Description**
 
-    The mean of a value a task, with its percentile interval over resampled sets of tasks. For the difference of
+    The mean of one value per task, with its percentile interval over resampled sets of tasks. For the difference of
     two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard. Where training
-    was repeated, give a row a run: runs are resampled too, so that the interval also tells of their differences, which
+    was repeated, give one row per run: runs are resampled too, so that the interval also tells of their differences, which
     are stretched by sqrt(k / (k - 1)) for k runs, or resampling would make a few of them seem more alike.
 
     **Arguments**
 
-    * **values** (Tensor) - One a task, (tasks,) or (runs, tasks).
+    * **values** (Tensor) - One per task, (tasks,) or (runs, tasks).
     * **resamples** (int, *optional*, default=2000) - Sets of tasks that are drawn, with replacement.
     * **level** (float, *optional*, default=0.95) - How often the interval holds the mean.
     * **seed** (int, *optional*, default=0) - Makes the interval repeatable.
@@ -38,7 +38,7 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
         raise ArgumentError(f"level must lie between 0 and 1, got {level!r}.")
     values = values.detach().double()
     if values.dim() not in (1, 2) or values.shape[-1] < 2 or not torch.isfinite(values).all():
-        raise ArgumentError("values must be finite, one a task, of two tasks at least: (tasks,) or (runs, tasks).")
+        raise ArgumentError("values must be finite, one per task, of two tasks at least: (tasks,) or (runs, tasks).")
     rows = values.reshape(-1, values.shape[-1])
     runs, tasks = rows.shape
     if runs > 1:

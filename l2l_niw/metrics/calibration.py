@@ -19,7 +19,7 @@ BINS = 20
 def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
     if probabilities.dim() != 2 or y.shape != probabilities.shape[:1] or not len(y):
         raise ArgumentError(
-            f"probabilities must be (n, ways) and y (n,), with one datum at least; got {tuple(probabilities.shape)} "
+            f"probabilities must be (n, ways) and y (n,), with one example at least; got {tuple(probabilities.shape)} "
             f"and {tuple(y.shape)}. Flatten the episodes first."
         )
     if probabilities.shape[1] < 2:
@@ -68,7 +68,7 @@ def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
     """
     **Description**
 
-    The same of every class's probability, whether it is the most probable one or not: with 5 ways each datum counts
+    The same of every class's probability, whether it is the most probable one or not: with 5 ways each example counts
     five times, and its small probabilities are checked too.
     """
     check_number("bins", bins, 1, whole=True)

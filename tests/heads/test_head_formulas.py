@@ -193,7 +193,7 @@ def test_a_linear_heads_noise_is_its_predictions():
     head = Linear(3, 2, "regression", noise=0.7)
     support, query = torch.randn(4, 3), torch.randn(5, 3)
     prediction = head(support, torch.randn(4, 2), query)
-    assert torch.allclose(prediction.mean, query @ head.readout.weight.T + head.readout.bias)
+    assert torch.allclose(prediction.mean, query @ head.linear.weight.T + head.linear.bias)
     assert torch.allclose(prediction.stddev, torch.full((5, 2), 0.7))
 
 

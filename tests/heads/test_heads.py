@@ -77,7 +77,7 @@ def test_the_order_of_the_support_does_not_matter(head, double):
 @every_classifier
 def test_what_the_labels_are_called_does_not_matter(head, double):
     model, (x, y, x_query, y_query) = build(head), episode(head)
-    # a linear readout's columns go by the labels' order, as MAML's do; the others know no order at all
+    # a linear layer's columns go by the labels' order, as MAML's do; the others know no order at all
     names = torch.tensor([-4, 17, 1000] if head == "linear" else [17, -4, 1000])
     before, after = model(x, y, x_query, y_query), model(x, names[y], x_query, names[y_query])
     assert torch.allclose(before.log_prob(y_query), after.log_prob(names[y_query]), atol=1e-10)

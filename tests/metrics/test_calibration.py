@@ -143,7 +143,7 @@ def test_a_diagram_s_bins_are_those_of_the_error(tmp_path):
         (torch.full((3, 2), 0.5), torch.zeros(2, dtype=torch.long), "Flatten"),
         (torch.full((3, 2), 0.5), torch.full((3,), 2), "labels from 0 to 1"),
         (torch.full((3, 2), 0.5), torch.zeros(3), "torch.long"),
-        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), "one datum"),
+        (torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), "one example"),
     ],
 )
 def test_bad_input_is_named(probabilities, y, message):

@@ -222,7 +222,7 @@ class TestBatchNorm:
         hidden = x_query @ weights["backbone.0.weight"].T + weights["backbone.0.bias"]
         hidden = (hidden - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
         hidden = torch.tanh(hidden * weights["backbone.1.weight"] + weights["backbone.1.bias"])
-        logits = hidden @ weights["head.readout.weight"].T + weights["head.readout.bias"]
+        logits = hidden @ weights["head.linear.weight"].T + weights["head.linear.bias"]
         assert torch.allclose(network(x, y, x_query).logits, logits.log_softmax(-1), atol=1e-6)
 
     def test_without_running_statistics_both_modes_agree(self, model, data):
