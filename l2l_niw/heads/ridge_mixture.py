@@ -17,7 +17,7 @@ class RidgeMixture(Head):
     """
     **Description**
 
-    Bayesian linear regression on the features with a learned mixture as the linear layer's prior, for families of tasks of
+    Bayesian linear regression on the features with a learned mixture as the weights' prior, for families of tasks of
     several kinds:
 
     $$w \\sim \\sum_k \\pi_k N(\\mu_k, diag(s_k^2)), \\qquad y = \\phi w + noise.$$

@@ -23,7 +23,7 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
 
     The mean of one value per task, with its percentile interval over resampled sets of tasks. For the difference of
     two methods give the differences on the same tasks: pairing removes what makes tasks easy or hard. Where training
-    was repeated, give one row per run: runs are resampled too, so that the interval also tells of their differences, which
+    was repeated, give one row per run: runs are resampled too, and the interval tells of their differences too, which
     are stretched by sqrt(k / (k - 1)) for k runs, or resampling would make a few of them seem more alike.
 
     **Arguments**
