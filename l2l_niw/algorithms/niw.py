@@ -193,7 +193,14 @@ class NIW(NIWLearner):
         self.__dict__["_n"] = batch_size(outputs, (args, kwargs))
         return outputs
 
-    def adapt(self, loss: Tensor, *args, n: Optional[int] = None, **kwargs) -> None:
+    def adapt(
+        self,
+        loss: Tensor,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+        n: Optional[int] = None,
+    ) -> None:
         """
         **Description**
 
@@ -207,7 +214,7 @@ class NIW(NIWLearner):
             state = self._state_of(chain, chain[:3])
             self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=False)
             n = n or self._n
-        super().adapt(loss, *args, n=n, **kwargs)
+        super().adapt(loss, first_order, allow_unused, allow_nograd, n)
 
     def clone(
         self,
