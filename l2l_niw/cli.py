@@ -4,7 +4,7 @@ import argparse
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import List, Optional, get_args
+from typing import Any, List, Optional, get_args
 
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 
@@ -76,13 +76,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def config_of(args: argparse.Namespace):
+def config_of(args: argparse.Namespace) -> Any:
     from l2l_niw.vision.config import Config
 
     return Config(**{f.name: getattr(args, f.name) for f in fields(Config) if hasattr(args, f.name)})
 
 
-def check_own(config) -> None:
+def check_own(config: Any) -> None:
     """What was asked for must be the method's, where it is asked for of one."""
     from l2l_niw.vision.methods import METHODS, OWN
 

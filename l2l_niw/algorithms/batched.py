@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from l2l_niw.algorithms.learner import WHOLE
 from l2l_niw.algorithms.niw import NIW
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
@@ -104,8 +103,10 @@ class BatchedEpisodes:
             check_number("elbo_steps", elbo_steps, 0, whole=True)
         check_number("lr", lr, 0, strict=True)
         check_number("samples", samples, 1, whole=True)
-        moments = self._vectorized_or(self._moments, self._looped_moments, support, elbo_steps, lr, samples)
-        return GaussianWeights(self.niw.module, self.niw._prior().names, *moments, False if self._looped else None)
+        given = support, elbo_steps, lr, samples
+        mean, variance = self._vectorized_or(self._moments, self._looped_moments, *given)
+        vectorize = False if self._looped else None
+        return GaussianWeights(self.niw.module, self.niw._prior().names, mean, variance, vectorize)
 
     def _vectorized_or(self, vectorized: Callable, looped: Callable, *args: Any) -> Any:
         """What the first returns, or the second if this model's episodes cannot run at once."""
@@ -125,7 +126,7 @@ class BatchedEpisodes:
             return found
 
     def _prior(self) -> Prior:
-        self.__dict__["_replica"] = Replica(self.niw.module, self.niw._random()[1])
+        self._replica = Replica(self.niw.module, self.niw._random()[1])
         return self.niw._prior()
 
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
@@ -153,7 +154,8 @@ class BatchedEpisodes:
         niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
         niw._check_frozen(niw.allow_nograd)
         kept, looks = self._kept(prior, support), options.curvature.needs_outputs
-        chain, first, losses = chains.init(prior.m0, (len(support[0]),)), [], []
+        chain, losses = chains.init(prior.m0, (len(support[0]),)), []
+        first: List[Optional[Tensor]] = []
         for step in range(self.steps):
             state = State(chain[:3], chain, prior, options.curvature, settings)
             weights = state.weights()
@@ -205,10 +207,10 @@ class BatchedEpisodes:
         needs_outputs, given = niw.options.curvature.needs_outputs, [t for t in data if t.requires_grad]
 
         def one(own: List[Tensor], data: Data) -> Tuple[Tensor, Tensor]:
-            scalars = []
+            scalars: List[Tensor] = []
             replica.put(own)
 
-            def network(*args, **kwargs):
+            def network(*args: Any, **kwargs: Any) -> Any:
                 outputs = replica.module(*args, **kwargs)
                 counts.append(batch_size(outputs, (args, kwargs)))
                 if needs_outputs:
@@ -218,23 +220,25 @@ class BatchedEpisodes:
             value = loss(network, *data)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
-            return value.reshape(()), sum(scalars) if scalars else value.detach()
+            return value.reshape(()), sum(scalars[1:], scalars[0]) if scalars else value.detach()
 
         cuts, handle = None, None
         if 0 < len(kept) < len(weights) and niw._can_cut and len(given) <= 1:
             cuts = Cuts([*[w for i, w in enumerate(weights) if i not in kept], *given], first)
+            cut = cuts.cut
 
             def note(module: nn.Module, args: tuple) -> Optional[tuple]:
-                return (Lift.apply(args[0], cuts.cut), *args[1:]) if args and isinstance(args[0], Tensor) else None
+                return (Lift.apply(args[0], cut), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
-            handle = replica.module.get_submodule(niw._last_layer).register_forward_pre_hook(note)
+            layer = replica.module.get_submodule(niw._last_layer)  # type: ignore[arg-type]
+            handle = layer.register_forward_pre_hook(note)
         try:
             losses, scalars = vmap(one, randomness="different")(list(weights), tuple(data))
         finally:
             if handle is not None:
                 handle.remove()
         if cuts is not None and cuts.failed:
-            niw.__dict__["_can_cut"] = niw._warn(WHOLE)
+            niw._keep_whole_graphs()
         cuts = cuts if cuts is not None and cuts.cuts and not cuts.failed else None
         if not counts or not losses.requires_grad:
             raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")

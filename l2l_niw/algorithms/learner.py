@@ -88,10 +88,10 @@ class NIWLearner(BaseLearner):
         method = callable(found) and getattr(found, "__self__", None) is module is not None
         return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run("__call__", False, *args, **kwargs)
 
-    def query(self, *args, **kwargs):
+    def query(self, *args: Any, **kwargs: Any) -> Any:
         """A forward that is said to be the query's, whatever its inputs."""
         return self._run("__call__", True, *args, **kwargs)
 
@@ -103,7 +103,7 @@ class NIWLearner(BaseLearner):
             return range(len(self._weights))
         return self.niw._in_last_layer(self._prior.names)
 
-    def _run(self, method: str, query: bool, *args, **kwargs):
+    def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
         """One forward, by a method of the model: chooses its weights, counts its examples, watches the last layer."""
         niw, replica, weights = self.niw, self._replica, None
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
@@ -121,7 +121,8 @@ class NIWLearner(BaseLearner):
         given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
         watch, cuts, inputs = 0 < len(kept) < len(own), None, None
         if watch and len({id(t) for t in given}) > 1:  # they may depend on each other
-            watch = niw._warn(WHOLE)
+            niw._warn(WHOLE)
+            watch = False
         if closed_form or watch and not self._chain.steps:
             inputs = Inputs(args, kwargs)
         if watch:
@@ -134,7 +135,7 @@ class NIWLearner(BaseLearner):
         finally:
             if watch:
                 del layer._forward_pre_hooks[HOOK]
-        if watch:
+        if cuts is not None:
             cuts = self._checked(cuts)
         n = batch_size(outputs, (args, kwargs))
         if n is None:
@@ -153,7 +154,7 @@ class NIWLearner(BaseLearner):
                 "Steps on it are of first order; second_order='all' has all second derivatives."
             )
         if cuts.failed:
-            self.niw.__dict__["_can_cut"] = self.niw._warn(WHOLE)
+            self.niw._keep_whole_graphs()
         return cuts if cuts.cuts and not cuts.failed else None
 
     def _features_of(self, method: str, args: tuple, kwargs: dict) -> List[Optional[Tensor]]:

@@ -41,6 +41,9 @@ class Hyperparameters(nn.Module):
     * **wishart** (str) - The reading of the Inverse-Wishart.
     """
 
+    initial_log_variance: Tensor
+    full_wishart: Tensor
+
     def __init__(self, parameters: Sequence[Tensor], log_variance: float, raw_n0: float, wishart: str):
         super().__init__()
         self.log_variance = nn.ParameterList(
@@ -185,7 +188,7 @@ class NIW(NIWLearner):
     def niw(self) -> "NIW":
         return self
 
-    def _run(self, method: str, query: bool, *args, **kwargs):
+    def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
         """The wrapper runs the model itself, until it is adapted."""
         if "_chain" in self.__dict__:
             return super()._run(method, query, *args, **kwargs)
@@ -193,7 +196,14 @@ class NIW(NIWLearner):
         self.__dict__["_n"] = batch_size(outputs, (args, kwargs))
         return outputs
 
-    def adapt(self, loss: Tensor, *args, n: Optional[int] = None, **kwargs) -> None:
+    def adapt(
+        self,
+        loss: Tensor,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+        n: Optional[int] = None,
+    ) -> None:
         """
         **Description**
 
@@ -207,7 +217,7 @@ class NIW(NIWLearner):
             state = self._state_of(chain, chain[:3])
             self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=False)
             n = n or self._n
-        super().adapt(loss, *args, n=n, **kwargs)
+        super().adapt(loss, first_order, allow_unused, allow_nograd, n)
 
     def clone(
         self,
@@ -280,7 +290,7 @@ class NIW(NIWLearner):
         """The names, means and log variances of the parameters that are trainable now."""
         named = list(self.module.named_parameters())
         self._check_same(self.module, named)
-        log_variance = list(self.hyper.log_variance._parameters.values())
+        log_variance: List[Any] = list(self.hyper.log_variance._parameters.values())
         for (_, p), v in zip(named, log_variance):
             if v.requires_grad != p.requires_grad:
                 v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
@@ -334,7 +344,7 @@ class NIW(NIWLearner):
         places = [id(p) for module in self.module.modules() for p in module._parameters.values()]
         self.__dict__.update(_last_layer=name, _last_layer_parameters=names)
         if any(places.count(p) > 1 for p in own):  # what stands behind the features too cannot be cut off there
-            self.__dict__["_can_cut"] = self._warn(WHOLE)
+            self._keep_whole_graphs()
         if not names:
             kind = "nothing" if last is None else f"{type(last).__name__} '{name}'"
             self._warn(
@@ -349,7 +359,11 @@ class NIW(NIWLearner):
             self.__dict__["_looked_past"] = True
             own = [gradients[i] for i in kept if gradients[i] is not None]
             if reaches_past(own, cuts, [w for i, w in enumerate(weights) if i not in kept]):
-                self.__dict__["_can_cut"] = self._warn(WHOLE)
+                self._keep_whole_graphs()
+
+    def _keep_whole_graphs(self) -> None:
+        self._warn(WHOLE)
+        self.__dict__["_can_cut"] = False
 
     def _in_last_layer(self, names: Sequence[str]) -> List[int]:
         """The last layer's weights among these."""
@@ -426,7 +440,7 @@ class NIW(NIWLearner):
     def __getstate__(self) -> Dict[str, Any]:
         return {**super().__getstate__(), "_newest": None}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False):
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """
         **Description**
 

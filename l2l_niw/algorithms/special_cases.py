@@ -12,7 +12,7 @@ the episode's, Eq. 11, and the one over L_0, Eq. 14.
 ProtoNet needs no settings: it is `niw.clone()` without a step, of an `EpisodicModel` with a `NearestCentroid` head.
 """
 
-from typing import Optional
+from typing import Any, Dict, Optional
 
 from torch import Tensor, nn
 
@@ -42,7 +42,7 @@ def maml(
     loss(learner(x_query), y_query).backward()
     ~~~
     """
-    settings = {"temperature": 0.0, "second_order": "all", "learn_step_sizes": False}
+    settings: Dict[str, Any] = {"temperature": 0.0, "second_order": "all", "learn_step_sizes": False}
     return NIW(model, lr, first_order, allow_unused, allow_nograd, **settings)
 
 
@@ -61,7 +61,7 @@ def reptile(model: nn.Module, lr: float, allow_unused: Optional[bool] = None, al
     reptile_objective(learner).backward()
     ~~~
     """
-    settings = {"temperature": 0.0, "prior_precision": 1.0, "learn_step_sizes": False}
+    settings: Dict[str, Any] = {"temperature": 0.0, "prior_precision": 1.0, "learn_step_sizes": False}
     return NIW(model, lr, True, allow_unused, allow_nograd, **settings)
 
 

@@ -80,6 +80,8 @@ def from_dataset(dataset: Sequence) -> Images:
         if pixels is None:  # at once: tiered-ImageNet's are 9.5 GB
             pixels = torch.empty(len(dataset), *image.shape, dtype=torch.uint8)
         pixels[i] = image
+    if pixels is None:
+        raise DataError(f"{type(dataset).__name__} holds no image.")
     classes = labels.unique(return_inverse=True)[1]
     order = classes.argsort(stable=True)
     return Images(pixels if classes.equal(classes[order]) else pixels[order], classes[order])

@@ -136,7 +136,7 @@ class BayesOptimal:
         self.family, self.negligible = family, negligible
         middle = (torch.arange(resolution) + 0.5) / resolution
 
-        def cells(first: Tuple[float, float], second: Tuple[float, float]) -> Tuple[Tensor, Tensor]:
+        def cells(first: Tuple[float, float], second: Tuple[float, float]) -> Tuple[Tensor, ...]:
             return torch.meshgrid(*(low + (high - low) * middle for low, high in (first, second)), indexing="ij")
 
         self._sine, self._line = (

@@ -1,7 +1,7 @@
 """Sine-Line as learn2learn and torchmeta hand out tasks."""
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ def sine_line_tasksets(
 
 def torchmeta_sine_line(
     family: Optional[SineLine] = None, num_tasks: int = 1_000_000, seed: int = 0, split: str = "train"
-):
+) -> Any:
     """
     **Description**
 
@@ -105,8 +105,9 @@ def torchmeta_sine_line(
     (x, y), (x_query, y_query) = (next(iter(loader))[part] for part in ('train', 'test'))
     ~~~
     """
-    family = family or SineLine()
-    taskset = SineLineTaskset(family, num_tasks, seed, split)
+    taskset = SineLineTaskset(family or SineLine(), num_tasks, seed, split)
+    shots, points = taskset.family.shots, taskset.family.points
+    meta_dataset: Any
     meta_dataset, subset = torchmeta_classes()
 
     class SineLineMetaDataset(meta_dataset):
@@ -114,10 +115,10 @@ def torchmeta_sine_line(
             return num_tasks
 
         def __getitem__(self, index: int) -> OrderedDict:
-            task = torch.utils.data.TensorDataset(*taskset[index])
+            task: Any = torch.utils.data.TensorDataset(*taskset[index])
             task.index, task.num_classes = index, None
             task.target_transform_append = lambda transform: None
-            parts = {"train": range(family.shots), "test": range(family.shots, family.points)}
+            parts = {"train": range(shots), "test": range(shots, points)}
             return OrderedDict((name, subset(task, list(rows))) for name, rows in parts.items())
 
     return SineLineMetaDataset(meta_split={"validation": "val"}.get(split, split))

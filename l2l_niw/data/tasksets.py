@@ -1,7 +1,7 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class ImageTaskset(NumberedTasks):
         queries: int,
         num_tasks: int = -1,
         rotate: bool = False,
-        seed: int = 0,
+        seed: Union[int, Sequence[int]] = 0,
     ):
         super().__init__(num_tasks)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries)):
@@ -166,12 +166,13 @@ def get_tasksets(
         except ArgumentError as error:
             raise ArgumentError(f"{name} ({split}): {error}") from error
 
-    def numbers(*own: Optional[int]) -> List[int]:
-        return [other if number is None else number for number, other in zip(own, (ways, shots, queries))]
+    def own(number: Optional[int], other: int) -> int:
+        return other if number is None else number
 
-    validation = numbers(validation_ways, validation_shots, validation_queries)
+    train = own(train_ways, ways), own(train_shots, shots), own(train_queries, queries)
+    validation = own(validation_ways, ways), own(validation_shots, shots), own(validation_queries, queries)
     return Tasksets(
-        taskset("train", *numbers(train_ways, train_shots, train_queries), num_tasks, seed),
+        taskset("train", *train, num_tasks, seed),
         taskset("validation", *validation, test_tasks, 0),
         taskset("test", ways, shots, queries, test_tasks, 0),
     )

@@ -1,18 +1,18 @@
 """The one interface of all heads: p(y | x, S, theta)."""
 
 import math
-from typing import Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError
-from l2l_niw.heads.labels import Labels, encode
+from l2l_niw.heads.labels import encode
 from l2l_niw.heads.predictions import Prediction, check_targets
 from l2l_niw.utils._checks import check_number
 
 TASKS = ("classification", "regression")
-Targets = Union[Labels, Tensor]
+Targets = Any  # `Labels` of a classification, a tensor of a regression: a head's task says which
 
 
 class Positive(nn.Module):

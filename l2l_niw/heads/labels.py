@@ -71,7 +71,7 @@ def encode(y: Tensor, ways: Optional[int] = None) -> Labels:
     first = torch.cat([torch.ones_like(ordered[..., :1], dtype=torch.bool), ordered[..., 1:] != ordered[..., :-1]], -1)
     column = first.cumsum(-1) - 1
     checked = ways is None
-    ways = int(column.max()) + 1 if checked else ways
+    ways = int(column.max()) + 1 if ways is None else ways
     starts = first.unsqueeze(-2) & (column.unsqueeze(-2) == torch.arange(ways, device=y.device).unsqueeze(-1))
     classes, present = (starts * ordered.unsqueeze(-2)).sum(-1), starts.any(-1)
     onehot = (y.unsqueeze(-1) == classes.unsqueeze(-2)) & present.unsqueeze(-2)

@@ -50,6 +50,8 @@ class MetaQDA(Head):
     ~~~
     """
 
+    features: int
+
     def __init__(
         self,
         features: int,

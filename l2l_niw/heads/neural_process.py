@@ -1,9 +1,9 @@
 """Conditional and attentive neural processes: the support as a learned summary."""
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional as F
 
@@ -34,7 +34,7 @@ class NeuralProcess(Head):
         self,
         features: int,
         targets: int,
-        summary: Optional[nn.Module],
+        summary: Union[Aggregate, CrossAttention, None],
         width: int,
         depth: int,
         aggregate: str,
@@ -98,6 +98,7 @@ class NeuralProcess(Head):
 
     def latent_law(self, pairs: Tensor) -> Independent:
         """q(z | pairs): Bayesian aggregation's posterior, or a normal with pooled parameters."""
+        assert self.latent is not None
         mean, raw = self.latent(pairs).chunk(2, -1)
         if self.aggregate == "bayesian":
             mean, variance = bayesian_aggregation(mean, raw)

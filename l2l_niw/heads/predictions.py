@@ -1,7 +1,7 @@
 """What a head says of targets: distributions that know their negative log-likelihood and how to be averaged."""
 
 import math
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch.distributions import Categorical, Distribution, Independent, MixtureS
 from l2l_niw.errors import ArgumentError
 from l2l_niw.heads.labels import Labels
 from l2l_niw.utils._linear_algebra import log_marginal
+
+Shape = Union[torch.Size, List[int], Tuple[int, ...]]
 
 
 def check_targets(y: Tensor, shape: torch.Size) -> None:
@@ -49,10 +51,10 @@ class Prediction(Distribution):
 
     @classmethod
     def rebuild(cls, *tensors: Tensor) -> "Prediction":
-        return cls(*tensors)
+        return cls(*tensors)  # type: ignore[arg-type]
 
     @classmethod
-    def mix(cls, parts: Sequence["Prediction"]) -> "Prediction":
+    def mix(cls, parts: Sequence[Any]) -> "Prediction":
         """The average of several networks' predictive densities."""
         raise ArgumentError(f"{cls.__name__} cannot be averaged over networks; use each network's own nll.")
 
@@ -85,7 +87,7 @@ class Classes(Prediction, Categorical):
         classes = self.labels.classes.unsqueeze(-2).expand(*column.shape, -1)
         return classes.gather(-1, column.unsqueeze(-1)).squeeze(-1)
 
-    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         return self._label(super().sample(torch.Size(sample_shape)))
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
@@ -106,8 +108,9 @@ class Classes(Prediction, Categorical):
         return self.logits, self.labels.classes, self.labels.present, self.labels.onehot
 
     @classmethod
-    def rebuild(cls, logits: Tensor, *labels: Tensor) -> "Classes":
-        return cls(logits, Labels(*labels, checked=True))
+    def rebuild(cls, *tensors: Tensor) -> "Classes":
+        logits, classes, present, onehot = tensors
+        return cls(logits, Labels(classes, present, onehot, checked=True))
 
     @classmethod
     def mix(cls, parts: Sequence["Classes"]) -> "Classes":
@@ -164,13 +167,16 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         parts = Independent(Normal(means, scales, validate_args=False), 1, validate_args=False)
         super().__init__(Categorical(logits=log_weights, validate_args=False), parts, validate_args=False)
 
+    @property
+    def _normals(self) -> Normal:
+        return self.component_distribution.base_dist  # type: ignore[attr-defined]
+
     def tensors(self) -> Tuple[Tensor, ...]:
-        normals = self.component_distribution.base_dist
-        return normals.loc, normals.scale, self.mixture_distribution.logits
+        return self._normals.loc, self._normals.scale, self.mixture_distribution.logits
 
     def cdf(self, y: Tensor) -> Tensor:
         """Of each dimension of a target, (..., m, targets)."""
-        levels = self.component_distribution.base_dist.cdf(y.unsqueeze(-2))
+        levels = self._normals.cdf(y.unsqueeze(-2))
         return (self.mixture_distribution.probs.unsqueeze(-1) * levels).sum(-2).clamp(max=1.0)  # but for rounding
 
     @classmethod
@@ -207,12 +213,12 @@ class LeftOut(Prediction):
 
     @property
     def probs(self) -> Tensor:
-        return self.each.probs.squeeze(-2)
+        return self.each.probs.squeeze(-2)  # type: ignore[attr-defined]
 
     def log_prob(self, y: Tensor) -> Tensor:
         return self.each.log_prob(y.unsqueeze(self._place)).squeeze(-1)
 
-    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         return self.each.sample(sample_shape).squeeze(self._place)
 
 
@@ -243,7 +249,7 @@ class Evidence(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         return log_marginal(self.factor, y.to(self.factor), self.noise.square()).to(y.dtype)
 
-    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         shape = torch.Size(sample_shape) + self.batch_shape
         with torch.no_grad():  # as a decorator, torch.compile could not read it
             weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
@@ -280,7 +286,7 @@ class EvidenceMixture(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         return self.joint(y).logsumexp(-1)
 
-    def sample(self, sample_shape: Tuple[int, ...] = ()) -> Tensor:
+    def sample(self, sample_shape: Shape = ()) -> Tensor:
         with torch.no_grad():
             drawn = self.means + self.parts.sample(sample_shape)
             weights = self.log_weights.expand(drawn.shape[:-2])

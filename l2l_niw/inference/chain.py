@@ -9,7 +9,8 @@ from torch import Tensor
 from l2l_niw.inference.prior import Prior
 from l2l_niw.utils._functional import in_blocks, picker
 
-Pull = Union[float, Sequence[Tensor]]
+Tensors = Union[Tuple[Tensor, ...], List[Tensor]]
+Pull = Union[float, Tensors]
 
 
 def noise_variance(lr: float, temperature: float, n: float) -> float:
@@ -48,7 +49,7 @@ class Moments(NamedTuple):
     root: List[Tensor]
     slope: List[Optional[Tensor]]
     squares: List[Tensor]
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class Chain(NamedTuple):
@@ -104,15 +105,15 @@ def noise_like(tensor: Tensor) -> Tensor:
 
 
 def langevin_step(
-    theta: Sequence[Tensor],
-    gradient: Sequence[Tensor],
-    m0: Sequence[Tensor],
-    log_variance: Optional[Sequence[Tensor]],
+    theta: Tensors,
+    gradient: Tensors,
+    m0: Tensors,
+    log_variance: Optional[Tensors],
     pull: Pull,
-    slope: Optional[Sequence[Tensor]],
+    slope: Optional[Tensors],
     lr: float,
     size: float,
-) -> Tuple[Sequence[Tensor], ...]:
+) -> Tuple[Tensors, ...]:
     """
     **Description**
 
@@ -138,11 +139,11 @@ def langevin_step(
 
     1. Welling and Teh. 2011. "Bayesian Learning via Stochastic Gradient Langevin Dynamics." ICML.
     """
-    noise = [noise_like(t) for t in theta] if size else []
+    noise: Tensors = [noise_like(t) for t in theta] if size else []
     if log_variance is None:
         new = torch._foreach_add(theta, gradient, alpha=-lr)
     else:
-        scale = torch._foreach_exp(log_variance)
+        scale: Tensors = torch._foreach_exp(log_variance)
         if theta and scale[0].dtype != theta[0].dtype:
             scale = [d.to(t.dtype) for d, t in zip(scale, theta)]
         new = torch._foreach_addcmul(theta, gradient, scale, value=-lr)
@@ -196,10 +197,10 @@ def step(
     """
     variance = noise_variance(settings.lr, settings.temperature, n)
     size = variance**0.5 if settings.noisy else 0.0
-    theta, root, slope = (list(column) for column in chain[:3])
+    theta, root, slope = list(chain.theta), list(chain.root), list(chain.slope)
     part = tuple([i for i, g in enumerate(gradients) if g is not None])
     used = tuple([u or g is not None for u, g in zip(chain.used, gradients)])
-    own = [gradients[i] for i in part]
+    own = [g for g in gradients if g is not None]
     gradients.clear()
     pick, pull = picker(part), prior_pull(prior, part, n, settings)
     m0, start = pick(prior.m0), pick(theta)
@@ -220,17 +221,15 @@ def step(
                     root[i] = torch.addcmul(root[i], own[k], scale, value=-lr)
             if pull and root[i] is not m0[k]:
                 root[i] = torch.lerp(root[i], m0[k], pull if isinstance(pull, float) else pull[k].detach())
-        slopes = pick(slope)
-        if variances or pull or True in [s is not None for s in slopes]:
-            slopes = [torch.zeros_like(t) if s is None else s for t, s in zip(start, slopes)]
+        given, slopes = pick(slope), None
+        if variances or pull or True in [s is not None for s in given]:
+            slopes = [torch.zeros_like(t) if s is None else s for t, s in zip(start, given)]
             slopes = [s.clone() if in_place and i in kept else s for i, s in zip(part, slopes)]
-        else:
-            slopes = None
         with torch.no_grad():
             columns = start, own, m0, variances, pull, slopes, lr, size
-            new, *slopes = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and slopes else None)
+            new, *found = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and slopes else None)
         for k, i in enumerate(part):
-            theta[i], slope[i] = new[k], slopes[0][k] if slopes else None
+            theta[i], slope[i] = new[k], found[0][k] if found else None
     steps, moments = chain.steps + 1, None
     if settings.burn_in is not None and steps > settings.burn_in:
         moments = add_to_moments(chain.moments, theta, root, slope)
@@ -250,7 +249,7 @@ def add_to_moments(
         mean.append(before + (t - before) / count)
         roots.append(own if own is root[i] else torch.lerp(own, root[i], 1.0 / count))
         pair = [torch.zeros_like(t) if s is None else s for s in (moments.slope[i], slope[i])]
-        slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(*pair, 1.0 / count))
+        slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(pair[0], pair[1], 1.0 / count))
         squares.append(torch.addcmul(moments.squares[i], t - before, t - mean[i]))
     return Moments(mean, roots, slopes, squares, count)
 

@@ -1,5 +1,6 @@
 """Meta-test inference: the support's ELBO, minimised from the mode phi* (Eq. 18, Alg. 2)."""
 
+from functools import partial
 from typing import Callable, List, Tuple
 
 import torch
@@ -71,7 +72,7 @@ def minimise_elbo(
             for i, gradient in enumerate(gradients):
                 in_mean[i].add_(gradient, alpha=1.0 / samples)
                 in_std[i].addcmul_(gradient, noise[i], value=0.0 if spike else 1.0 / samples)
-        columns = zip(mean, std, in_mean, in_std, prior_mean, prior_variance)
-        pairs = [proximal_step(*column, lr, 0.0 if spike else kl_weight / n) for column in columns]
+        step = partial(proximal_step, lr=lr, weight=0.0 if spike else kl_weight / n)
+        pairs = list(map(step, mean, std, in_mean, in_std, prior_mean, prior_variance))
         mean, std = [m for m, _ in pairs], [s for _, s in pairs]
     return mean, [s.square() for s in std]

@@ -75,9 +75,9 @@ class GaussianWeights:
 
     def gradient(self, nll: Callable, weights: List[Tensor]) -> Tuple[List[Tensor], int]:
         """The gradient of `nll(network)` at these weights, and the number of examples that the network saw."""
-        seen = []
+        seen: List[int] = []
 
-        def counting(*args, **kwargs):
+        def counting(*args: Any, **kwargs: Any) -> Any:
             outputs = network(*args, **kwargs)
             seen.append(batch_size(outputs, (args, kwargs)) or 1)
             return outputs
@@ -93,7 +93,7 @@ class GaussianWeights:
         found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
         return list(found), sum(seen)
 
-    def predict(self, *args, samples: int = 10, vectorize: Optional[bool] = None, **kwargs) -> Outputs:
+    def predict(self, *args: Any, samples: int = 10, vectorize: Optional[bool] = None, **kwargs: Any) -> Outputs:
         """
         **Description**
 

@@ -7,7 +7,7 @@ iterates depend on the features and on each other, and the body's are constants 
 """
 
 from functools import partial
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -38,20 +38,21 @@ class Cut:
     """
 
     def __init__(self, features: Tensor, inputs: Sequence[Tensor], calls: Sequence, again: Callable = run):
-        self.features: Optional[Tensor] = features
+        self.features = features
         self.inputs, self.calls, self.again = inputs, calls, again
         self.stepping = False  # whether a step's gradients are being computed
         self.gradient: Optional[Tensor] = None  # the features', in that step
 
     def release(self) -> None:
-        self.features, self.inputs, self.again = None, (), None
+        self.features, self.inputs, self.again = None, (), None  # type: ignore[assignment]
 
     def nodes(self) -> Optional[Set[Any]]:
         """The graph of the features; None if it has leaves that are not among the inputs."""
         ends, leaves = {t.grad_fn for t in self.inputs}, {id(t) for t in self.inputs}
         if self.features.is_leaf:
             return set() if id(self.features) in leaves else None
-        waiting, seen = [self.features.grad_fn], set()
+        waiting: List[Any] = [self.features.grad_fn]
+        seen: Set[Any] = set()
         while waiting:
             node = waiting.pop()
             if hasattr(node, "variable"):
@@ -67,7 +68,9 @@ class Cut:
         engine = torch._C._autograd
         if torch.is_grad_enabled() or len(self.calls) > 1 or not hasattr(engine, "_get_current_graph_task_keep_graph"):
             return True
-        return engine._get_current_graph_task_keep_graph() or any(map(torch._C._will_engine_execute_node, self.nodes()))
+        if engine._get_current_graph_task_keep_graph():
+            return True
+        return any(map(torch._C._will_engine_execute_node, self.nodes() or ()))
 
 
 class Body(torch.autograd.Function):
@@ -79,12 +82,12 @@ class Body(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, cut: Cut, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, cut: Cut, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
         ctx.cut = cut
         return cut.features.detach()
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
         cut, nothing = ctx.cut, [None] * (len(ctx.needs_input_grad) - 2)
         if cut.stepping:
             cut.gradient = gradient.detach()
@@ -109,7 +112,7 @@ class Cuts:
     * **again** (callable, *optional*, default=run) - As in `Cut`.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], first: Sequence[Tensor], again: Callable = run):
+    def __init__(self, inputs: Sequence[Tensor], first: Sequence[Optional[Tensor]], again: Callable = run):
         self.inputs, self.first, self.again = [t for t in inputs if t.requires_grad], first, again
         self.inside: List[Optional[Tensor]] = []  # what the layer got instead of its features, call by call
         self.calls: List[None] = []  # as many; their graph must not hold itself
@@ -130,8 +133,8 @@ class Cuts:
         match = self.first[number] if number < len(self.first) else None
         match = match if match is not None and match.shape == features.shape else None
         self.cuts.append(cut)
-        self.inside[number] = Body.apply(cut, match, *cut.inputs)
-        return self.inside[number]
+        self.inside[number] = inside = Body.apply(cut, match, *cut.inputs)
+        return inside
 
     def hook(self, module: nn.Module, args: tuple) -> Optional[tuple]:
         """A forward pre-hook of the layer."""
@@ -146,11 +149,11 @@ class Lift(torch.autograd.Function):
         raise LossError("Lift is for vmap alone.")
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info, in_dims: tuple, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tuple[Tensor, int]:
         return function(x if in_dims[0] is None else x.movedim(in_dims[0], 0)), 0
 
 
@@ -181,7 +184,8 @@ def differentiate(
     for cut in every:
         cut.stepping = True
     try:
-        settings = {"retain_graph": retain_graph, "allow_unused": True}
+        settings: Dict[str, Any] = {"retain_graph": retain_graph, "allow_unused": True}
+        gradients: List[Optional[Tensor]]
         gradients = list(torch.autograd.grad(loss, weights, create_graph=create_graph, **settings))
         places = {id(w): i for i, w in enumerate(weights)}
         for cut in every:
@@ -190,7 +194,7 @@ def differentiate(
             for t, found in zip(cut.inputs, torch.autograd.grad(cut.features, cut.inputs, cut.gradient, **settings)):
                 i = places.get(id(t))
                 if i is not None and found is not None:
-                    gradients[i] = found if gradients[i] is None else gradients[i] + found
+                    gradients[i] = found if gradients[i] is None else gradients[i] + found  # type: ignore[operator]
         return gradients
     except RuntimeError as error:
         if "second time" not in str(error):

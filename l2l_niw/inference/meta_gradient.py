@@ -1,6 +1,6 @@
 """How the gradient of an episode's objective (Eq. 14) reaches L_0."""
 
-from typing import Any, Collection, List, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ class Tag:
     """
 
     def __init__(self, n: int, outputs: Any, others: Collection[int] = ()):
-        self.n, self.stepped_on, self.task = n, False, None
+        self.n, self.stepped_on = n, False
+        self.task: Optional[int] = None
         watched = [t for t in arrays_in(outputs) if isinstance(t, Tensor) and t.requires_grad and id(t) not in others]
         for tensor in watched:
             tensor.register_hook(self._note)
@@ -77,34 +78,47 @@ class State:
     def release(self, kept: Collection[int]) -> None:
         """Lets go of all but what the gradients of kept weights need."""
         self.slope = [s if i in kept else None for i, s in enumerate(self.slope)]
-        self.values, self.root, self.chain, self.kl_weight = [], [], None, 0.0
+        self.values, self.root, self.chain, self.kl_weight = [], [], None, 0.0  # type: ignore[assignment]
 
     def pull_back(self, i: int, gradient: Optional[Tensor], weight: float) -> Tuple[Optional[Tensor], ...]:
         """
         What comes back to one weight's log V_0, from the gradient of its iterate and from weight * KL, and from the KL
         to the chain's mean and to m_0, unless these move together.
         """
+        slope = self.slope[i]
         if not weight:
-            return (None if gradient is None or self.slope[i] is None else gradient * self.slope[i],)
+            return (None if gradient is None or slope is None else gradient * slope,)
         chain, prior = self.chain, self.prior
-        mean, root, slope = (column[i] for column in mean_of(chain))
+        means, roots, slopes = mean_of(chain)
         moments = chain.moments and [chain.moments.squares[i]]
-        columns = gradient, self.slope[i], slope, prior.m0[i], prior.log_variance[i]
-        columns = [None if t is None else [t] for t in columns]
-        constants = moments, chain.observed and [chain.observed[i]], i, weight, root is prior.m0[i]
+        of_weight = gradient, slope, slopes[i], prior.m0[i], prior.log_variance[i]
+        columns: List[Any] = [None if t is None else [t] for t in of_weight]
+        columns += moments, chain.observed and [chain.observed[i]], i, weight, roots[i] is prior.m0[i]
+        found: Sequence[Sequence[Tensor]]
         if torch.is_grad_enabled():
-            mean = follow([mean], [root], [slope], [prior.log_variance[i]])
-            found = self._of_block(mean, *columns, *constants)
+            mean = follow([means[i]], [roots[i]], [slopes[i]], [prior.log_variance[i]])
+            found = self._of_block(mean, *columns)
         else:
-            found = in_blocks(self._of_block, ([mean], *columns, *constants))
+            found = in_blocks(self._of_block, ([means[i]], *columns))
         return tuple([own for (own,) in found])
 
     def _of_block(
-        self, mean, gradient, slope, mean_slope, m0, log_variance, squares, observed, i, weight, together
+        self,
+        mean: List[Tensor],
+        gradient: Optional[List[Tensor]],
+        slope: Optional[List[Tensor]],
+        mean_slope: Optional[List[Tensor]],
+        m0: List[Tensor],
+        log_variance: List[Tensor],
+        squares: Optional[List[Tensor]],
+        observed: Optional[List[Tensor]],
+        i: int,
+        weight: float,
+        together: bool,
     ) -> Tuple[List[Tensor], ...]:
         """The same of a part of the weight."""
         chain = self.chain._replace(theta=mean, observed=observed, used=self.chain.used[i : i + 1])
-        if squares is not None:
+        if chain.moments is not None and squares is not None:
             chain = chain._replace(moments=chain.moments._replace(mean=mean, squares=squares))
         prior = self.prior._replace(m0=m0, log_variance=log_variance)
         a, p0 = chain_precision(chain, 0, prior, self.curvature, self.settings), torch.exp(-log_variance[0])
@@ -128,8 +142,8 @@ class State:
             leaves = [t.expand_as(mean) for t in (mean, m0, v)]
             leaves = [t if twice and t.requires_grad else t.detach().requires_grad_() for t in leaves]
             p0 = torch.exp(-leaves[2])
-            total = kl_to_mode(*gaussian(*leaves[:2], p0, a, False, self.settings), leaves[1], p0).sum()
-            options = {"create_graph": twice, "allow_unused": True, "materialize_grads": True}
+            total = kl_to_mode(*gaussian(leaves[0], leaves[1], p0, a, False, self.settings), leaves[1], p0).sum()
+            options: Dict[str, Any] = {"create_graph": twice, "allow_unused": True, "materialize_grads": True}
             return torch.autograd.grad(0.5 * weight * total, leaves, **options)
 
 
@@ -148,17 +162,18 @@ class Iterates(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, state: State, *leaves: Tensor) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, state: State, *leaves: Tensor) -> Tuple[Tensor, ...]:
         ctx.state, ctx.shapes = state, [t.shape for t in leaves]
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in state.values])
 
     @staticmethod
-    def backward(ctx, *gradients: Optional[Tensor]):
+    def backward(ctx: Any, *gradients: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         state, prior, count = ctx.state, ctx.state.prior, len(gradients)
         n, in_root = state.examples(), list(gradients)
         weight = state.kl_weight / n if n else 0.0
-        in_variance, in_mean, in_m0 = ([None] * count for _ in range(3))
+        none: List[Optional[Tensor]] = [None] * count
+        in_variance, in_mean, in_m0 = none[:], none[:], none[:]
         for i, gradient in enumerate(gradients):
             in_variance[i], *found = state.pull_back(i, gradient, weight)
             if found:

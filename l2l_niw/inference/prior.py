@@ -25,7 +25,7 @@ class Prior(NamedTuple):
     * `wishart` - 'factorised' or 'full'.
     """
 
-    names: List[str]
+    names: Sequence[str]
     m0: List[Tensor]
     log_variance: List[Tensor]
     raw_n0: Tensor

@@ -2,12 +2,13 @@
 
 import math
 from functools import lru_cache
-from typing import Union
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 WISHARTS = ("factorised", "full")
+Number = TypeVar("Number", float, Tensor)
 
 
 def multidigamma(a: Tensor, d: int) -> Tensor:
@@ -100,7 +101,7 @@ def from_raw(raw: Tensor, wishart: str, d: int) -> Tensor:
     return raw.double().exp() + lower_bound(wishart, d)
 
 
-def mode_ratio(n0: Union[float, Tensor], wishart: str, d: int) -> Union[float, Tensor]:
+def mode_ratio(n0: Number, wishart: str, d: int) -> Number:
     """
     What the mode phi* of q(phi) has for a variance (Eq. 17), relative to V_0 / n_0: n_0 / (n_0 + d + 2), where d = 1
     for each of the factorised reading's one-dimensional Wisharts. Its mean is m_0.

@@ -1,7 +1,7 @@
 """Are a classifier's probabilities the rates at which it is right? Scores, temperature scaling and diagrams."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
     scale = (own - logits).std()  # at which the search begins, or it would end at once where all is nearly even
     logits = logits / scale
     log_t = torch.zeros((), dtype=torch.float64, device=logits.device, requires_grad=True)
-    precise = {"max_iter": 100, "tolerance_grad": 1e-9, "tolerance_change": 1e-14}
+    precise: Dict[str, Any] = {"max_iter": 100, "tolerance_grad": 1e-9, "tolerance_change": 1e-14}
     optimiser = torch.optim.LBFGS([log_t], line_search_fn="strong_wolfe", **precise)
 
     def closure() -> Tensor:

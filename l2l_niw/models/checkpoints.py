@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,7 @@ def load_checkpoint(
     return model
 
 
-def read_state(path: Path) -> Dict[str, Tensor]:
+def read_state(path: Path) -> Mapping[str, Any]:
     """A file's entries, on the CPU."""
     if not path.is_file():
         raise ArgumentError(f"path: there is no file {path}.")

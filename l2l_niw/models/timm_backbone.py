@@ -1,5 +1,7 @@
 """ResNet-18 and vision transformers, by timm."""
 
+from typing import Any
+
 from torch import nn
 
 from l2l_niw.errors import ArgumentError, require
@@ -11,7 +13,7 @@ NAMES = {
 }
 
 
-def timm_backbone(name: str, pretrained: bool = False, **options) -> nn.Module:
+def timm_backbone(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """
     **Description**
 

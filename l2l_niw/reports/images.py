@@ -112,7 +112,7 @@ def pairs(methods: Dict[str, List[Run]]) -> Dict[Tuple[str, str], Tuple[List[Run
     if not own:
         return {}
     best = min(own, key=lambda name: np.mean([run.log[-1]["validation_nll"] for run in methods[name]]))
-    found = [(name, METHODS[name].twin) for name in own if METHODS[name].twin in methods]
+    found = [(name, twin) for name in own if (twin := METHODS[name].twin) in methods]
     found += [(best, name) for name in methods if name not in own and name != METHODS[best].twin]
     runs = {(one, other): with_common_seeds(methods[one], methods[other]) for one, other in found}
     return {pair: both for pair, both in runs.items() if both[0]}
@@ -208,16 +208,17 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
 
 def pooled(runs: List[Run]) -> Optional[Reliability]:
     """The diagram of all seeds together."""
-    if any(run.tasks is None for run in runs):
+    tasks = [run.tasks for run in runs if run.tasks is not None]
+    if len(tasks) < len(runs):
         return None
-    counts = np.stack([run.tasks["counts"] for run in runs])
+    counts = np.stack([own["counts"] for own in tasks])
     weights = counts / np.maximum(counts.sum(0), 1)
 
     def mean(key: str) -> torch.Tensor:
-        total = (weights * np.nan_to_num(np.stack([run.tasks[key] for run in runs]))).sum(0)
+        total = (weights * np.nan_to_num(np.stack([own[key] for own in tasks]))).sum(0)
         return torch.from_numpy(np.where(counts.sum(0) > 0, total, np.nan))
 
-    bounds = torch.from_numpy(runs[0].tasks["bounds"])
+    bounds = torch.from_numpy(tasks[0]["bounds"])
     return Reliability(bounds, mean("confidence"), mean("accuracy_by_bin"), torch.from_numpy(counts.sum(0)))
 
 
@@ -233,8 +234,9 @@ def report(folder: Path) -> str:
     kept = intervals(folder, methods)
     config = asdict(next(iter(methods.values()))[0].config)
     plot_curves(methods, folder / "curves.png")
-    diagrams = {METHODS[name].title: pooled(runs) for name, runs in methods.items()}
-    if all(diagram is not None for diagram in diagrams.values()):
+    pools = {METHODS[name].title: pooled(runs) for name, runs in methods.items()}
+    diagrams = {title: diagram for title, diagram in pools.items() if diagram is not None}
+    if len(diagrams) == len(pools):
         plot_reliability(diagrams, folder / "reliability.png")
     budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in COMMON)
     text = [

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ SMALL = 2**20  # weights: so few may be held once more
 
 
 @lru_cache(maxsize=256)
-def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Sequence]:
+def picker(indices: Tuple[int, ...]) -> Callable[[Sequence], Union[list, tuple]]:
     """Takes these entries of a sequence, in one call."""
     if len(indices) > 1:
         return itemgetter(*indices)
@@ -126,7 +126,7 @@ class Replica:
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], copy: bool = True):
         self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
         self._places: List[Tuple[dict, str, int]] = []
-        self._recurrent: List[nn.Module] = []  # RNNs read their weights from a list of their own
+        self._recurrent: List[Any] = []  # RNNs read their weights from a list of their own
         self._keep = not copy
         self.module = self._copy(model, {})
         first = {i: (owner, key) for owner, key, i in reversed(self._places)}

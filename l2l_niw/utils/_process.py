@@ -8,7 +8,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Any, Dict, Iterator
 
 import torch
 
@@ -32,7 +32,7 @@ def postponed_interrupt() -> Iterator[Dict[str, bool]]:
         yield asked
         return
 
-    def ask(number, frame):
+    def ask(number: int, frame: Any) -> None:
         asked["stop"] = True
         signal.signal(signal.SIGINT, before)
 

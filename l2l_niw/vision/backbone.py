@@ -82,6 +82,6 @@ def start_of(config: Config, root: Union[str, Path, None] = None, download: bool
     """
     digest = hashlib.sha256(repr((BATCH, LR)).encode())
     for part in load_images(config.dataset, "train", root, download):
-        digest.update(part.numpy())
+        digest.update(part.numpy().data)
     settings = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}"
     return kept(f"{settings}-{digest.hexdigest()[:16]}", lambda: pretrain(config, root, download).state_dict())

@@ -49,7 +49,7 @@ class Config:
     test_tasks: int = option(1000, "tasks of the test")
     seed: int = option(0, "of initial weights and training tasks")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("shots", "queries", "train_queries", "filters", "meta_batch", "iterations"):
             check_number(name, getattr(self, name), 1, whole=True)
         for name in ("validations", "validation_tasks", "scaling_tasks"):

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Callable, Tuple
+from typing import Any, Callable, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ class Method(ABC):
     * `log_probabilities(task)` - Of the query, (m, ways).
     """
 
-    module: nn.Module
+    module: Any  # a Module, which has `clone` if tasks adapt it
+    samples: int  # networks of a prediction, for NIW
 
     @property
     def backbone(self) -> Backbone:
@@ -56,7 +57,7 @@ class Swap(Method):
     def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
         self.module, self.steps, self.samples = algorithm, steps, samples
 
-    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> nn.Module:
+    def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Any:
         """A learner after its steps, which keep no more than they need for a test."""
         learner = self.module.clone(first_order=test or None)
         for _ in range(self.steps):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import learn2learn as l2l
 import torch
@@ -42,8 +42,8 @@ def head(make: Callable, fixed: bool = False) -> Callable:
 
 def niw(model: nn.Module, config: Config, second_order: str = "last_layer") -> NIW:
     precision = None if config.prior_std is None else config.prior_std**-2
-    options = {"temperature": config.temperature, "prior_precision": precision, "second_order": second_order}
-    return NIW(model, config.inner_lr, **options)
+    options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": precision}
+    return NIW(model, config.inner_lr, second_order=second_order, **options)  # type: ignore[arg-type]
 
 
 def niw_head(make: Callable) -> Callable:
@@ -53,7 +53,7 @@ def niw_head(make: Callable) -> Callable:
         body = Backbone(config)
         own = make(body.features)
         model = EpisodicModel(body, own if config.shots == 1 else LeaveOneOut(own))
-        return Episodic(niw(model, config, second_order="none"), config.steps, config.samples)
+        return Episodic(niw(model, config, second_order="none"), config.steps, config.samples)  # type: ignore[arg-type]
 
     return made
 
@@ -109,7 +109,7 @@ def learn2learn_maml(first_order: bool) -> Callable:
     )
 
 
-HEAD = {"inner_lr": 0.01, "steps": 3, "temperature": 1e-4, "prior_std": 0.05, "samples": 10}  # under NIW
+HEAD: Dict[str, Any] = {"inner_lr": 0.01, "steps": 3, "temperature": 1e-4, "prior_std": 0.05, "samples": 10}  # NIW's
 METHODS: Dict[str, Spec] = {
     "maml": Spec("MAML", learn2learn_maml(False), inner_lr=0.1, steps=5),
     "fomaml": Spec("first-order MAML", learn2learn_maml(True), inner_lr=0.1, steps=5),

@@ -56,9 +56,11 @@ class Training:
     def __init__(self, method: Method, config: Config):
         self.method, self.config = method, config
         self.parameters = list(method.module.parameters())
-        self.opt = optim.Adam(self.parameters, config.lr)
+        self.opt = optim.Adam(self.parameters, config.lr)  # type: ignore[arg-type]
         self.schedule = optim.lr_scheduler.CosineAnnealingLR(self.opt, config.iterations)
-        self.done, self.seconds, self.memory, self.log, self.recent = 0, 0.0, 0.0, [], []
+        self.done, self.seconds, self.memory = 0, 0.0, 0.0
+        self.log: List[Dict[str, float]] = []
+        self.recent: List[Tuple[float, float]] = []
 
     def step(self, tasks: ImageTaskset) -> None:
         """One batch of tasks."""
@@ -187,7 +189,7 @@ def train(
     marks = {round(config.iterations * (k + 1) / config.validations) for k in range(config.validations)}
     began = saved = time.perf_counter()
     began -= training.seconds
-    shown = {}
+    shown: Dict[str, str] = {}
     with postponed_interrupt() as asked, bar:
         while training.done < config.iterations and not asked["stop"]:
             training.step(tasksets.train)

@@ -183,6 +183,15 @@ def test_deep_copies_are_independent():
     assert torch.equal(twin.clone()(x), twin.module(x))
 
 
+def test_a_wrapper_s_adapt_takes_what_a_learner_s_does():
+    niw, x = NIW(small_model(), lr=0.1), torch.randn(7, 10)
+    twin, learner = copy.deepcopy(niw), niw.clone()
+    for own in (twin, learner):
+        torch.manual_seed(0)
+        own.adapt(own(x).square().mean(), True, None, None, 3)
+    assert all(torch.equal(a, b) for a, b in zip(twin.module.parameters(), learner.module.parameters()))
+
+
 def test_a_cloned_learner_goes_on_alone():
     niw, x = NIW(small_model(), lr=0.1), torch.randn(7, 10)
     learner = niw.clone()

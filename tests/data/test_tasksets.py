@@ -255,6 +255,8 @@ def test_data_that_cannot_be_read_are_named(cifarfs, tmp_path):
     (tmp_path / "tiered-imagenet" / "val_images_png.pkl").write_bytes(b"")
     with pytest.raises(DataError, match="looked for .*val_images_png.pkl and .*val_labels.pkl"):
         load_images("tiered-imagenet", "validation", tmp_path)
+    with pytest.raises(DataError, match="list holds no image"):
+        images.from_dataset([])
 
 
 def test_a_download_is_learn2learn_s_and_only_on_demand(tmp_path, monkeypatch):
