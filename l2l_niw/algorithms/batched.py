@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from l2l_niw.algorithms.niw import NIW
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.chain import Chain, follow, mean_of
+from l2l_niw.inference.chain import Chain, as_functions_of_prior, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
@@ -145,7 +145,7 @@ class BatchedEpisodes:
         if automatic:
             state.tags.append(Tag(result.n, result.losses))
             return result.losses.mean()
-        mean = follow(*mean_of(chain), prior.log_variance)
+        mean = as_functions_of_prior(*mean_of(chain), prior.log_variance)
         kl = expected_kl(posterior(chain, prior, curvature, settings, mean), prior)
         return objective(result.losses.mean(), kl / size, options.kl_weight, result.n)
 
@@ -153,27 +153,29 @@ class BatchedEpisodes:
         """B chains after their steps."""
         niw, options, settings = self.niw, self.niw.options, self.niw.options.settings(self.niw.lr)
         niw._check_frozen(niw.allow_nograd)
-        kept, looks = self._kept(prior, support), options.curvature.needs_outputs
+        with_graph, looks = self._with_graph(prior, support), options.curvature.needs_outputs
         chain, losses = chains.init(prior.m0, (len(support[0]),)), []
         first: List[Optional[Tensor]] = []
         for step in range(self.steps):
             state = State(chain[:3], chain, prior, options.curvature, settings)
             weights = state.weights()
-            result, cuts = self._run(self.loss, weights, support, kept, first)
+            result, cuts = self._run(self.loss, weights, support, with_graph, first)
             total = result.losses.sum()
-            gradients = differentiate(total, weights, [cuts] if cuts else [], bool(kept), bool(kept) or looks)
+            gradients = differentiate(
+                total, weights, [cuts] if cuts else [], bool(with_graph), bool(with_graph) or looks
+            )
             if cuts:
-                niw._look_past(gradients, [cuts], weights, kept)
+                niw._look_past(gradients, [cuts], weights, with_graph)
             if None in [g if g is None else True for g in gradients]:
                 check_used(prior.names, gradients, niw.allow_unused)
-            if len(kept) == len(weights):
-                chain = chain._replace(root=weights)
+            if len(with_graph) == len(weights):
+                chain = chain._replace(origin=weights)
             if looks:
                 chain = chain._replace(observed=self._observe(result, weights, chain.observed))
-            chain = chains.step(chain, gradients, prior, result.n, settings, kept)
+            chain = chains.step(chain, gradients, prior, result.n, settings, with_graph)
             losses.append(result.losses.detach())
             if cuts:
-                state.release(kept)
+                state.release(with_graph)
                 first = first or cuts.inside
                 for cut in cuts.cuts if step else ():
                     cut.release()
@@ -182,7 +184,7 @@ class BatchedEpisodes:
         niw._remember(chain, prior, niw.lr)
         return chain
 
-    def _kept(self, prior: Prior, support: Data) -> Sequence[int]:
+    def _with_graph(self, prior: Prior, support: Data) -> Sequence[int]:
         """The weights whose steps keep their graph."""
         niw, second_order = self.niw, self.niw.options.second_order
         if niw.first_order or second_order == "none":
@@ -199,7 +201,7 @@ class BatchedEpisodes:
         loss: Loss,
         weights: Sequence[Tensor],
         data: Data,
-        kept: Sequence[int] = (),
+        with_graph: Sequence[int] = (),
         first: Sequence[Optional[Tensor]] = (),
     ) -> Tuple[Result, Optional[Cuts]]:
         """The losses of B networks on their own data, and where their last layers begin."""
@@ -223,8 +225,8 @@ class BatchedEpisodes:
             return value.reshape(()), sum(scalars[1:], scalars[0]) if scalars else value.detach()
 
         cuts, handle = None, None
-        if 0 < len(kept) < len(weights) and niw._can_cut and len(given) <= 1:
-            cuts = Cuts([*[w for i, w in enumerate(weights) if i not in kept], *given], first)
+        if 0 < len(with_graph) < len(weights) and niw._can_cut and len(given) <= 1:
+            cuts = Cuts([*[w for i, w in enumerate(weights) if i not in with_graph], *given], first)
             cut = cuts.cut
 
             def note(module: nn.Module, args: tuple) -> Optional[tuple]:
@@ -263,7 +265,7 @@ class BatchedEpisodes:
             return self._elbo(prior, support, elbo_steps, lr, samples)
         chain = self._run_chains(prior, support)
         # in closed form the chain's moments are constants, as a learner's
-        mean = follow(*mean_of(chain), prior.log_variance) if options.inference == "langevin" else None
+        mean = as_functions_of_prior(*mean_of(chain), prior.log_variance) if options.inference == "langevin" else None
         return posterior(chain, prior, options.curvature, options.settings(niw.lr), mean)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference import chain as chains
-from l2l_niw.inference.chain import Chain, follow, mean_of
+from l2l_niw.inference.chain import Chain, as_functions_of_prior, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, differentiate
@@ -95,7 +95,7 @@ class NIWLearner(BaseLearner):
         """A forward that is said to be the query's, whatever its inputs."""
         return self._run("__call__", True, *args, **kwargs)
 
-    def _kept(self) -> Sequence[int]:
+    def _with_graph(self) -> Sequence[int]:
         """The weights whose steps keep their graph."""
         if self.first_order or self.niw.options.second_order == "none":
             return ()
@@ -117,16 +117,16 @@ class NIWLearner(BaseLearner):
         last_layer = niw.options.second_order == "last_layer" and not self.first_order
         if last_layer and niw._shown_by not in (method, "__call__"):
             niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
-        kept = self._kept() if last_layer and weights is None and niw._can_cut else ()
+        with_graph = self._with_graph() if last_layer and weights is None and niw._can_cut else ()
         given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
-        watch, cuts, inputs = 0 < len(kept) < len(own), None, None
+        watch, cuts, inputs = 0 < len(with_graph) < len(own), None, None
         if watch and len({id(t) for t in given}) > 1:  # they may depend on each other
             niw._warn(WHOLE)
             watch = False
         if closed_form or watch and not self._chain.steps:
             inputs = Inputs(args, kwargs)
         if watch:
-            behind = [*[w for i, w in enumerate(own) if i not in kept], *given[:1]]
+            behind = [*[w for i, w in enumerate(own) if i not in with_graph], *given[:1]]
             cuts = Cuts(behind, self._features_of(method, args, kwargs), partial(run_with, weakref.ref(replica), own))
             layer = replica.module.get_submodule(niw._last_layer)
             layer._forward_pre_hooks[HOOK] = cuts.hook
@@ -204,16 +204,16 @@ class NIWLearner(BaseLearner):
         niw._check_frozen(self.allow_nograd if allow_nograd is None else allow_nograd)
         check_loss(loss)
         weights = self._replica.get()
-        kept = () if first_order else self._kept()
-        chain = self._chain_at(weights, kept)
+        with_graph = () if first_order else self._with_graph()
+        chain = self._chain_at(weights, with_graph)
         cuts = [forward.cuts for forward in self._forwards if forward.cuts]
         for forward in self._forwards:
             forward.tag.task = None
         looks = options.curvature.needs_outputs
         first_order = first_order or self.first_order
-        gradients = differentiate(loss, weights, cuts, bool(kept), looks or not first_order)
+        gradients = differentiate(loss, weights, cuts, bool(with_graph), looks or not first_order)
         if cuts:
-            niw._look_past(gradients, cuts, weights, kept)
+            niw._look_past(gradients, cuts, weights, with_graph)
         forwards = [forward for forward in self._forwards if forward.tag.is_behind()]
         if None in [g if g is None else True for g in gradients]:
             niw._check_same(self.module)
@@ -226,8 +226,8 @@ class NIWLearner(BaseLearner):
         n = n or sum([forward.tag.n for forward in forwards]) or 1
         spent = len(forwards) == len(self._forwards)  # no other loss will come back to this state
         release = spent and True in [f.cuts is not None for f in forwards]
-        in_place = (release or spent and first_order) and not self._slope_is_used
-        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), kept, in_place)
+        in_place = (release or spent and first_order) and not self._sensitivity_is_used
+        chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), with_graph, in_place)
         for forward in forwards:
             forward.tag.stepped_on = True
             if forward.cuts and chain.steps == 1:
@@ -235,7 +235,7 @@ class NIWLearner(BaseLearner):
             for cut in forward.cuts.cuts if forward.cuts and chain.steps > 1 else ():
                 cut.release()
         if release:
-            state.release(kept)  # which what is kept of the step's graph would hold
+            state.release(with_graph)  # which what is kept of the step's graph would hold
         self._forwards.clear()
         self.__dict__.update(_support=[f.inputs for f in forwards if f.inputs is not None], _drawn=None)
         self._set_state(chain)
@@ -259,13 +259,17 @@ class NIWLearner(BaseLearner):
                 "pass n to adapt."
             )
 
-    def _chain_at(self, weights: List[Tensor], kept: Sequence[int]) -> Chain:
+    def _chain_at(self, weights: List[Tensor], with_graph: Sequence[int]) -> Chain:
         """The chain at the learner's weights: what the user replaced or detached is what iterates move with."""
-        theta, root, slope = [w.detach() for w in weights], list(self._chain.root), list(self._chain.slope)
+        theta, origin, sensitivity = (
+            [w.detach() for w in weights],
+            list(self._chain.origin),
+            list(self._chain.sensitivity),
+        )
         for i, w in enumerate(weights):
-            if len(kept) == len(weights) or w is not self._weights[i] or w.is_leaf:
-                root[i], slope[i] = w, None
-        return self._chain._replace(theta=theta, root=root, slope=slope)
+            if len(with_graph) == len(weights) or w is not self._weights[i] or w.is_leaf:
+                origin[i], sensitivity[i] = w, None
+        return self._chain._replace(theta=theta, origin=origin, sensitivity=sensitivity)
 
     def _observe(self, forwards: List[Forward], weights: List[Tensor]) -> List[Tensor]:
         """What the curvature strategy sees in the outputs behind a loss, added to what it saw before."""
@@ -286,7 +290,9 @@ class NIWLearner(BaseLearner):
         state = self._state_of(chain, chain[:3])
         weights = state.weights()
         self._replica.put(weights)
-        self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=chain.moments is not None)
+        self.__dict__.update(
+            _chain=chain, _weights=weights, _state=state, _sensitivity_is_used=chain.moments is not None
+        )
 
     def _state_of(self, chain: Chain, iterates: tuple) -> State:
         options = self.niw.options
@@ -295,8 +301,8 @@ class NIWLearner(BaseLearner):
 
     def _mean(self) -> List[Tensor]:
         """The chain's mean as a function of L_0."""
-        self.__dict__["_slope_is_used"] = True
-        return follow(*mean_of(self._chain), self._prior.log_variance)
+        self.__dict__["_sensitivity_is_used"] = True
+        return as_functions_of_prior(*mean_of(self._chain), self._prior.log_variance)
 
     def _q(self, constant: bool) -> Tuple[List[Tensor], List[Tensor]]:
         """q_i as a function of L_0. In closed form its chain's moments may be `constant`, as the paper has them."""
@@ -444,9 +450,9 @@ class NIWLearner(BaseLearner):
         chain, none = self._chain, [None] * len(weights)
         moments = chain.moments
         if moments is not None:
-            moments = moments._replace(mean=[m.detach().clone() for m in mean], root=mean, slope=none)
+            moments = moments._replace(mean=[m.detach().clone() for m in mean], origin=mean, sensitivity=none)
         theta = [w.detach().clone() for w in weights]
-        return chain._replace(theta=theta, root=weights, slope=none, moments=moments)
+        return chain._replace(theta=theta, origin=weights, sensitivity=none, moments=moments)
 
     def __getstate__(self) -> Dict[str, Any]:
         """Without what has a graph, but for the weights."""

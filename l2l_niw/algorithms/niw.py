@@ -215,7 +215,7 @@ class NIW(NIWLearner):
             self._begin(prior, Replica(self.module, weights, copy=False))
             chain = chains.init(prior.m0)
             state = self._state_of(chain, chain[:3])
-            self.__dict__.update(_chain=chain, _weights=weights, _state=state, _slope_is_used=False)
+            self.__dict__.update(_chain=chain, _weights=weights, _state=state, _sensitivity_is_used=False)
             n = n or self._n
         super().adapt(loss, first_order, allow_unused, allow_nograd, n)
 
@@ -353,12 +353,14 @@ class NIW(NIWLearner):
                 "second_order='all' keeps that of all weights."
             )
 
-    def _look_past(self, gradients: list, cuts: Sequence[Cuts], weights: List[Tensor], kept: Sequence[int]) -> None:
+    def _look_past(
+        self, gradients: list, cuts: Sequence[Cuts], weights: List[Tensor], with_graph: Sequence[int]
+    ) -> None:
         """Once per wrapper: whether the last layer's gradients depend on the body by another way than its features."""
         if not self._looked_past:
             self.__dict__["_looked_past"] = True
-            own = [gradients[i] for i in kept if gradients[i] is not None]
-            if reaches_past(own, cuts, [w for i, w in enumerate(weights) if i not in kept]):
+            own = [gradients[i] for i in with_graph if gradients[i] is not None]
+            if reaches_past(own, cuts, [w for i, w in enumerate(weights) if i not in with_graph]):
                 self._keep_whole_graphs()
 
     def _keep_whole_graphs(self) -> None:
@@ -395,8 +397,8 @@ class NIW(NIWLearner):
         """Keeps the newest chain, without its graph, for `diagnostics` until the next learner is cloned."""
         log_variance = [v.detach() for v in prior.log_variance]
         prior = prior._replace(m0=[], log_variance=log_variance, raw_n0=prior.raw_n0.detach())
-        moments = chain.moments and chain.moments._replace(mean=[], root=[], slope=[])
-        self.__dict__["_newest"] = chain._replace(root=[], slope=[], moments=moments), prior, lr
+        moments = chain.moments and chain.moments._replace(mean=[], origin=[], sensitivity=[])
+        self.__dict__["_newest"] = chain._replace(origin=[], sensitivity=[], moments=moments), prior, lr
 
     @torch.no_grad()
     def diagnostics(self) -> Dict[str, Any]:

@@ -43,11 +43,11 @@ class Settings(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Running moments of the kept iterates (Welford), with the means of their roots and slopes: O(d) memory."""
+    """Running moments of the kept iterates (Welford), with their origins' and sensitivities' means: O(d) memory."""
 
     mean: List[Tensor]
-    root: List[Tensor]
-    slope: List[Optional[Tensor]]
+    origin: List[Tensor]
+    sensitivity: List[Optional[Tensor]]
     squares: List[Tensor]
     count: int  # type: ignore[assignment]
 
@@ -59,10 +59,10 @@ class Chain(NamedTuple):
     The state of an episode. States are never written to: a loss computed after an earlier step keeps its own.
 
     * `theta` - The last iterate, a constant.
-    * `root` - What it moves with: m_0, or where a clone of an adapted learner began, and the gradients of those steps
+    * `origin` - What it moves with: m_0, or where a clone of an adapted learner began, and the gradients of those steps
         that keep their graph. Only its derivatives count, but where all steps do: there it is the iterate itself.
-    * `slope` - d theta / d log V_0 beside what `root` depends on, weight by weight: steps are proportional to D and
-        noise to its square root. None for 0.
+    * `sensitivity` - d theta / d log V_0 beside what `origin` depends on, weight by weight: steps are proportional to D
+        and noise to its square root. None for 0.
     * `moments` - Of the kept iterates; None where the last one stands for all.
     * `observed` - What the curvature strategy saw, summed over the steps, if it looks.
     * `used` - Which weights a loss has depended on.
@@ -70,8 +70,8 @@ class Chain(NamedTuple):
     """
 
     theta: List[Tensor]
-    root: List[Tensor]
-    slope: List[Optional[Tensor]]
+    origin: List[Tensor]
+    sensitivity: List[Optional[Tensor]]
     moments: Optional[Moments] = None
     observed: Optional[List[Tensor]] = None
     used: Tuple[bool, ...] = ()
@@ -109,8 +109,8 @@ def langevin_step(
     gradient: Tensors,
     m0: Tensors,
     log_variance: Optional[Tensors],
-    pull: Pull,
-    slope: Optional[Tensors],
+    shrinkage: Pull,
+    sensitivity: Optional[Tensors],
     lr: float,
     size: float,
 ) -> Tuple[Tensors, ...]:
@@ -128,12 +128,12 @@ def langevin_step(
     **Arguments**
 
     * **log_variance** (list) - log(V_0 / n_0), to whose exponential D is proportional, or None for D = 1.
-    * **pull** (float or list) - c / (1 + c).
-    * **slope** (list) - As in `Chain`, or None.
+    * **shrinkage** (float or list) - c / (1 + c).
+    * **sensitivity** (list) - As in `Chain`, or None.
     * **lr**, **size** (float) - lr and the square root of 2 lr T / n, or 0 for no noise; where D is not 1, for
         V_0 / n_0 = 1.
 
-    **Returns** the next iterates and, if given, their slopes.
+    **Returns** the next iterates and, if given, their sensitivities.
 
     **References**
 
@@ -147,22 +147,22 @@ def langevin_step(
         if theta and scale[0].dtype != theta[0].dtype:
             scale = [d.to(t.dtype) for d, t in zip(scale, theta)]
         new = torch._foreach_addcmul(theta, gradient, scale, value=-lr)
-        slope = slope and torch._foreach_addcmul(slope, gradient, scale, value=-lr)
+        sensitivity = sensitivity and torch._foreach_addcmul(sensitivity, gradient, scale, value=-lr)
         noise = torch._foreach_mul(noise, torch._foreach_sqrt(scale)) if size else noise
     if size:
         torch._foreach_add_(new, noise, alpha=size)
-        if slope and log_variance is not None:
-            torch._foreach_add_(slope, noise, alpha=0.5 * size)
-    if slope and pull:
-        if isinstance(pull, float):
-            slope = torch._foreach_mul(slope, 1.0 - pull)
+        if sensitivity and log_variance is not None:
+            torch._foreach_add_(sensitivity, noise, alpha=0.5 * size)
+    if sensitivity and shrinkage:
+        if isinstance(shrinkage, float):
+            sensitivity = torch._foreach_mul(sensitivity, 1.0 - shrinkage)
         else:  # D is 1, and c alone depends on V_0
-            slope = [(1.0 - p) * (s + p * (t - m)) for s, p, t, m in zip(slope, pull, new, m0)]
-    new = torch._foreach_lerp(new, m0, pull) if pull else new
-    return (new,) if slope is None else (new, slope)
+            sensitivity = [(1.0 - p) * (s + p * (t - m)) for s, p, t, m in zip(sensitivity, shrinkage, new, m0)]
+    new = torch._foreach_lerp(new, m0, shrinkage) if shrinkage else new
+    return (new,) if sensitivity is None else (new, sensitivity)
 
 
-def prior_pull(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Pull:
+def prior_shrinkage(prior: Prior, indices: Sequence[int], n: float, settings: Settings) -> Pull:
     """c / (1 + c): a number where D is proportional to V_0, since D P_0 is one."""
     c = settings.lr * settings.temperature / n * prior.start
     if c == 0 or not settings.prior_in_chain:
@@ -178,7 +178,7 @@ def step(
     prior: Prior,
     n: float,
     settings: Settings,
-    kept: Collection[int] = (),
+    with_graph: Collection[int] = (),
     in_place: bool = False,
 ) -> Chain:
     """
@@ -191,83 +191,87 @@ def step(
     * **gradients** (list) - Of the mean loss; None for weights that it does not depend on, which stay where they are.
         The list is emptied, so that each can be freed when its step is taken.
     * **n** (float) - The number of examples behind the loss.
-    * **kept** (collection, *optional*, default=()) - The weights whose steps keep their graph.
-    * **in_place** (bool, *optional*, default=False) - Whether slopes may be written to, but for kept weights': nothing
-        else needs them.
+    * **with_graph** (collection, *optional*, default=()) - The weights whose steps keep their graph.
+    * **in_place** (bool, *optional*, default=False) - Whether sensitivities may be written to, since nothing else needs
+        them; those of weights with a graph are not.
     """
     variance = noise_variance(settings.lr, settings.temperature, n)
     size = variance**0.5 if settings.noisy else 0.0
-    theta, root, slope = list(chain.theta), list(chain.root), list(chain.slope)
+    theta, origin, sensitivity = list(chain.theta), list(chain.origin), list(chain.sensitivity)
     part = tuple([i for i, g in enumerate(gradients) if g is not None])
     used = tuple([u or g is not None for u, g in zip(chain.used, gradients)])
     own = [g for g in gradients if g is not None]
     gradients.clear()
-    pick, pull = picker(part), prior_pull(prior, part, n, settings)
+    pick, shrinkage = picker(part), prior_shrinkage(prior, part, n, settings)
     m0, start = pick(prior.m0), pick(theta)
     lr, variances = settings.lr, None
     if settings.learn_step_sizes:
         lr, size, variances = lr * prior.start, size * prior.start**0.5, pick(prior.log_variance)
-    if part and len(kept) == len(theta):  # an ordinary graph, exact to any order
-        (new,) = langevin_step(pick(root), own, m0, variances, pull, None, lr, size)
+    if part and len(with_graph) == len(theta):  # an ordinary graph, exact to any order
+        (new,) = langevin_step(pick(origin), own, m0, variances, shrinkage, None, lr, size)
         for k, i in enumerate(part):
-            theta[i], root[i], slope[i] = new[k].detach(), new[k], None
+            theta[i], origin[i], sensitivity[i] = new[k].detach(), new[k], None
     elif part:
         for k, i in enumerate(part):
-            if i in kept:
+            if i in with_graph:
                 if variances is None:
-                    root[i] = torch.add(root[i], own[k], alpha=-lr)
+                    origin[i] = torch.add(origin[i], own[k], alpha=-lr)
                 else:
                     scale = variances[k].detach().exp().to(own[k].dtype)
-                    root[i] = torch.addcmul(root[i], own[k], scale, value=-lr)
-            if pull and root[i] is not m0[k]:
-                root[i] = torch.lerp(root[i], m0[k], pull if isinstance(pull, float) else pull[k].detach())
-        given, slopes = pick(slope), None
-        if variances or pull or True in [s is not None for s in given]:
-            slopes = [torch.zeros_like(t) if s is None else s for t, s in zip(start, given)]
-            slopes = [s.clone() if in_place and i in kept else s for i, s in zip(part, slopes)]
+                    origin[i] = torch.addcmul(origin[i], own[k], scale, value=-lr)
+            if shrinkage and origin[i] is not m0[k]:
+                origin[i] = torch.lerp(
+                    origin[i], m0[k], shrinkage if isinstance(shrinkage, float) else shrinkage[k].detach()
+                )
+        given, sensitivities = pick(sensitivity), None
+        if variances or shrinkage or True in [s is not None for s in given]:
+            sensitivities = [torch.zeros_like(t) if s is None else s for t, s in zip(start, given)]
+            sensitivities = [s.clone() if in_place and i in with_graph else s for i, s in zip(part, sensitivities)]
         with torch.no_grad():
-            columns = start, own, m0, variances, pull, slopes, lr, size
-            new, *found = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and slopes else None)
+            columns = start, own, m0, variances, shrinkage, sensitivities, lr, size
+            new, *found = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and sensitivities else None)
         for k, i in enumerate(part):
-            theta[i], slope[i] = new[k], found[0][k] if found else None
+            theta[i], sensitivity[i] = new[k], found[0][k] if found else None
     steps, moments = chain.steps + 1, None
     if settings.burn_in is not None and steps > settings.burn_in:
-        moments = add_to_moments(chain.moments, theta, root, slope)
-    return Chain(theta, root, slope, moments, chain.observed, used, variance, steps)
+        moments = add_to_moments(chain.moments, theta, origin, sensitivity)
+    return Chain(theta, origin, sensitivity, moments, chain.observed, used, variance, steps)
 
 
 def add_to_moments(
-    moments: Optional[Moments], theta: List[Tensor], root: List[Tensor], slope: List[Optional[Tensor]]
+    moments: Optional[Moments], theta: List[Tensor], origin: List[Tensor], sensitivity: List[Optional[Tensor]]
 ) -> Moments:
     """The moments with one more iterate."""
     if moments is None:
-        return Moments(theta, root, slope, [torch.zeros_like(t) for t in theta], 1)
+        return Moments(theta, origin, sensitivity, [torch.zeros_like(t) for t in theta], 1)
     count = moments.count + 1
-    mean, roots, slopes, squares = [], [], [], []
+    mean, origins, sensitivities, squares = [], [], [], []
     for i, t in enumerate(theta):
-        before, own = moments.mean[i], moments.root[i]
+        before, own = moments.mean[i], moments.origin[i]
         mean.append(before + (t - before) / count)
-        roots.append(own if own is root[i] else torch.lerp(own, root[i], 1.0 / count))
-        pair = [torch.zeros_like(t) if s is None else s for s in (moments.slope[i], slope[i])]
-        slopes.append(None if slope[i] is moments.slope[i] is None else torch.lerp(pair[0], pair[1], 1.0 / count))
+        origins.append(own if own is origin[i] else torch.lerp(own, origin[i], 1.0 / count))
+        pair = [torch.zeros_like(t) if s is None else s for s in (moments.sensitivity[i], sensitivity[i])]
+        sensitivities.append(
+            None if sensitivity[i] is moments.sensitivity[i] is None else torch.lerp(pair[0], pair[1], 1.0 / count)
+        )
         squares.append(torch.addcmul(moments.squares[i], t - before, t - mean[i]))
-    return Moments(mean, roots, slopes, squares, count)
+    return Moments(mean, origins, sensitivities, squares, count)
 
 
 def mean_of(chain: Chain) -> Tuple[List[Tensor], List[Tensor], List[Optional[Tensor]]]:
-    """m_bar, the mean of the kept iterates, or the last one, with its root and slope."""
+    """m_bar, the mean of the kept iterates, or the last one, with its origin and sensitivity."""
     return chain[:3] if chain.moments is None else chain.moments[:3]
 
 
-def follow(
+def as_functions_of_prior(
     values: Sequence[Tensor],
-    root: Sequence[Tensor],
-    slope: Sequence[Optional[Tensor]],
+    origin: Sequence[Tensor],
+    sensitivity: Sequence[Optional[Tensor]],
     log_variance: Sequence[Tensor],
 ) -> List[Tensor]:
     """Iterates, or their means, as functions of L_0."""
-    found = [t + (r - r.detach()) for t, r in zip(values, root)]
-    for i, (s, v) in enumerate(zip(slope, log_variance)):
+    found = [t + (r - r.detach()) for t, r in zip(values, origin)]
+    for i, (s, v) in enumerate(zip(sensitivity, log_variance)):
         if s is not None:
             found[i] = torch.addcmul(found[i], s, (v - v.detach()).to(s.dtype))
     return found

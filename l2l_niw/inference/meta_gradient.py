@@ -5,7 +5,7 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.chain import Chain, Settings, follow, mean_of
+from l2l_niw.inference.chain import Chain, Settings, as_functions_of_prior, mean_of
 from l2l_niw.inference.curvature import Curvature
 from l2l_niw.inference.objective import kl_to_mode
 from l2l_niw.inference.posterior import chain_precision, gaussian, samples_posterior
@@ -45,7 +45,7 @@ class State:
 
     **Arguments**
 
-    * **iterates** (tuple) - Values, roots and slopes: the chain's last ones, or their means.
+    * **iterates** (tuple) - Values, origins and sensitivities: the chain's last ones, or their means.
     * **chain**, **prior**, **curvature**, **settings** - From which q_i follows.
     * **kl_weight** (float, *optional*, default=0.0) - Weight of the KL; 0 for none.
     """
@@ -59,15 +59,15 @@ class State:
         settings: Settings,
         kl_weight: float = 0.0,
     ):
-        self.values, self.root, self.slope = iterates
+        self.values, self.origin, self.sensitivity = iterates
         self.chain, self.prior, self.curvature, self.settings = chain, prior, curvature, settings
         self.kl_weight = kl_weight
         self.tags: List[Tag] = []  # forwards at this state
 
     def weights(self) -> List[Tensor]:
         """The iterates as functions of L_0."""
-        prior, root, mean = self.prior, self.root, mean_of(self.chain)[1]
-        leaves = *prior.m0, *prior.log_variance, *root, *(() if mean is root else mean), prior.raw_n0
+        prior, origin, mean = self.prior, self.origin, mean_of(self.chain)[1]
+        leaves = *prior.m0, *prior.log_variance, *origin, *(() if mean is origin else mean), prior.raw_n0
         return list(Iterates.apply(self, *leaves))
 
     def examples(self) -> int:
@@ -75,39 +75,39 @@ class State:
         task = torch._C._current_graph_task_id()
         return sum([tag.n for tag in self.tags if not tag.stepped_on and tag.is_behind(task)])
 
-    def release(self, kept: Collection[int]) -> None:
-        """Lets go of all but what the gradients of kept weights need."""
-        self.slope = [s if i in kept else None for i, s in enumerate(self.slope)]
-        self.values, self.root, self.chain, self.kl_weight = [], [], None, 0.0  # type: ignore[assignment]
+    def release(self, with_graph: Collection[int]) -> None:
+        """Lets go of all but what the gradients of weights with a graph need."""
+        self.sensitivity = [s if i in with_graph else None for i, s in enumerate(self.sensitivity)]
+        self.values, self.origin, self.chain, self.kl_weight = [], [], None, 0.0  # type: ignore[assignment]
 
-    def pull_back(self, i: int, gradient: Optional[Tensor], weight: float) -> Tuple[Optional[Tensor], ...]:
+    def vjp(self, i: int, gradient: Optional[Tensor], weight: float) -> Tuple[Optional[Tensor], ...]:
         """
         What comes back to one weight's log V_0, from the gradient of its iterate and from weight * KL, and from the KL
         to the chain's mean and to m_0, unless these move together.
         """
-        slope = self.slope[i]
+        sensitivity = self.sensitivity[i]
         if not weight:
-            return (None if gradient is None or slope is None else gradient * slope,)
+            return (None if gradient is None or sensitivity is None else gradient * sensitivity,)
         chain, prior = self.chain, self.prior
-        means, roots, slopes = mean_of(chain)
+        means, origins, sensitivities = mean_of(chain)
         moments = chain.moments and [chain.moments.squares[i]]
-        of_weight = gradient, slope, slopes[i], prior.m0[i], prior.log_variance[i]
+        of_weight = gradient, sensitivity, sensitivities[i], prior.m0[i], prior.log_variance[i]
         columns: List[Any] = [None if t is None else [t] for t in of_weight]
-        columns += moments, chain.observed and [chain.observed[i]], i, weight, roots[i] is prior.m0[i]
+        columns += moments, chain.observed and [chain.observed[i]], i, weight, origins[i] is prior.m0[i]
         found: Sequence[Sequence[Tensor]]
         if torch.is_grad_enabled():
-            mean = follow([means[i]], [roots[i]], [slopes[i]], [prior.log_variance[i]])
-            found = self._of_block(mean, *columns)
+            mean = as_functions_of_prior([means[i]], [origins[i]], [sensitivities[i]], [prior.log_variance[i]])
+            found = self._vjp_of_block(mean, *columns)
         else:
-            found = in_blocks(self._of_block, ([means[i]], *columns))
+            found = in_blocks(self._vjp_of_block, ([means[i]], *columns))
         return tuple([own for (own,) in found])
 
-    def _of_block(
+    def _vjp_of_block(
         self,
         mean: List[Tensor],
         gradient: Optional[List[Tensor]],
-        slope: Optional[List[Tensor]],
-        mean_slope: Optional[List[Tensor]],
+        sensitivity: Optional[List[Tensor]],
+        mean_sensitivity: Optional[List[Tensor]],
         m0: List[Tensor],
         log_variance: List[Tensor],
         squares: Optional[List[Tensor]],
@@ -129,10 +129,10 @@ class State:
             in_m0 = in_mean if together else -in_mean
         else:
             in_mean, in_m0, in_variance = self._differentiate(mean[0], m0[0], log_variance[0], a, weight)
-        if mean_slope is not None:
-            in_variance = torch.addcmul(in_variance, in_mean, mean_slope[0].to(in_variance.dtype))
-        if gradient is not None and slope is not None:
-            in_variance = torch.addcmul(in_variance, gradient[0], slope[0])
+        if mean_sensitivity is not None:
+            in_variance = torch.addcmul(in_variance, in_mean, mean_sensitivity[0].to(in_variance.dtype))
+        if gradient is not None and sensitivity is not None:
+            in_variance = torch.addcmul(in_variance, gradient[0], sensitivity[0])
         return ([in_variance],) if together else ([in_variance], [in_mean], [in_m0])
 
     def _differentiate(self, mean: Tensor, m0: Tensor, v: Tensor, a: Tensor, weight: float) -> Sequence[Tensor]:
@@ -151,14 +151,14 @@ class Iterates(torch.autograd.Function):
     """
     **Description**
 
-    Iterates as functions of L_0: they move with their roots, and by their slopes with log V_0. Where a back-propagation
-    came by forwards at this state that no step was taken on, the gradient of kl_weight * KL / n is added, n the
-    examples of these forwards, and every parameter has a gradient, if it is 0.
+    Iterates as functions of L_0: they move with their origins, and by their sensitivities with log V_0. Where a
+    back-propagation came by forwards at this state that no step was taken on, the gradient of kl_weight * KL / n is
+    added, n the examples of these forwards, and every parameter has a gradient, if it is 0.
 
     **Arguments**
 
     * **state** (State) - The state.
-    * **leaves** (list) - For each weight m_0, log V_0, the root and, of several iterates, their mean's; then n_0.
+    * **leaves** (list) - For each weight m_0, log V_0, the origin and, of several iterates, their mean's; then n_0.
     """
 
     @staticmethod
@@ -175,7 +175,7 @@ class Iterates(torch.autograd.Function):
         none: List[Optional[Tensor]] = [None] * count
         in_variance, in_mean, in_m0 = none[:], none[:], none[:]
         for i, gradient in enumerate(gradients):
-            in_variance[i], *found = state.pull_back(i, gradient, weight)
+            in_variance[i], *found = state.vjp(i, gradient, weight)
             if found:
                 in_mean[i], in_m0[i] = found
         in_n0 = torch.zeros_like(prior.raw_n0) if n else None

@@ -8,7 +8,7 @@ from l2l_niw.inference import chain as chains
 from l2l_niw.utils._functional import BLOCK, in_blocks
 from l2l_niw.inference.chain import (
     Settings,
-    follow,
+    as_functions_of_prior,
     init,
     iterate_variance,
     langevin_step,
@@ -197,13 +197,13 @@ def derivatives(outputs, leaves, upstream):
     return torch.autograd.grad(outputs, leaves, upstream, retain_graph=True, allow_unused=True, materialize_grads=True)
 
 
-def assert_moves(root, slope, expected, leaves, shape):
-    """An iterate's derivatives are its root's, with its slope in log V_0 beside."""
+def assert_moves(origin, sensitivity, expected, leaves, shape):
+    """An iterate's derivatives are its origin's, with its sensitivity in log V_0 beside."""
     upstream = torch.randn(shape)
-    got = list(derivatives(root, leaves, upstream))
-    if slope is not None:
-        assert not slope.requires_grad
-        got[-1] = got[-1] + upstream * slope
+    got = list(derivatives(origin, leaves, upstream))
+    if sensitivity is not None:
+        assert not sensitivity.requires_grad
+        got[-1] = got[-1] + upstream * sensitivity
     for a, b in zip(got, derivatives(expected, leaves, upstream)):
         assert torch.allclose(a, b, atol=1e-12)
 
@@ -234,14 +234,14 @@ def test_root_and_slope_give_autograds_derivatives(noises, learned, noisy, prior
     used = noises or torch.zeros(steps, *shape)
     iterates = hand_written(start, prior.m0[0], log_variance, gradients, used, n, initial, settings)
     leaves, moments = [*([start] if elsewhere else []), m0, log_variance], chain.moments
-    assert (chain.slope[0] is None) == (not learned and not prior_in_chain)
-    assert (chain.root[0] is start) == (not elsewhere or not prior_in_chain)
+    assert (chain.sensitivity[0] is None) == (not learned and not prior_in_chain)
+    assert (chain.origin[0] is start) == (not elsewhere or not prior_in_chain)
     assert not chain.theta[0].requires_grad
     assert torch.allclose(chain.theta[0], iterates[-1], atol=1e-12)
-    assert_moves(chain.root[0], chain.slope[0], iterates[-1], leaves, shape)
+    assert_moves(chain.origin[0], chain.sensitivity[0], iterates[-1], leaves, shape)
     mean = torch.stack(iterates[2:]).mean(0)
     assert torch.allclose(moments.mean[0], mean, atol=1e-12)
-    assert_moves(moments.root[0], moments.slope[0], mean, leaves, shape)
+    assert_moves(moments.origin[0], moments.sensitivity[0], mean, leaves, shape)
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -266,9 +266,9 @@ def test_weights_that_some_losses_do_not_depend_on_move_as_they_should(noises, l
         iterates = {"used": moves, "late": [m0, *moves], "early": [*moves, moves[-1]]}[kind]
         mean = sum(iterates) / 3
         assert torch.allclose(chain.theta[i], iterates[-1], atol=1e-12)
-        assert_moves(chain.root[i], chain.slope[i], iterates[-1], [m0, log_variance], shapes[i])
+        assert_moves(chain.origin[i], chain.sensitivity[i], iterates[-1], [m0, log_variance], shapes[i])
         assert torch.allclose(chain.moments.mean[i], mean, atol=1e-12)
-        assert_moves(chain.moments.root[i], chain.moments.slope[i], mean, [m0, log_variance], shapes[i])
+        assert_moves(chain.moments.origin[i], chain.moments.sensitivity[i], mean, [m0, log_variance], shapes[i])
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -280,14 +280,14 @@ def test_a_weight_that_is_replaced_keeps_the_slope_of_its_earlier_iterates_in_th
     chain = step(init(prior.m0), [gradients[0]], prior, 2, settings)
     first = hand_written(leaves[0], leaves[0], leaves[1], gradients[:1], noises, 2, 0.0, settings)[0]
     start = first.detach().clone().requires_grad_()
-    chain = chain._replace(theta=[start.detach()], root=[start], slope=[None])
+    chain = chain._replace(theta=[start.detach()], origin=[start], sensitivity=[None])
     chain = step(chain, [gradients[1] if used else None], prior, 2, settings)
     second = start
     if used:
         (second,) = hand_written(start, leaves[0], leaves[1], gradients[1:], noises[1:], 2, 0.0, settings)
     moments = chain.moments
     assert torch.allclose(moments.mean[0], (first + second) / 2, atol=1e-12)
-    assert_moves(moments.root[0], moments.slope[0], (first + second) / 2, [start, *leaves[:2]], (5,))
+    assert_moves(moments.origin[0], moments.sensitivity[0], (first + second) / 2, [start, *leaves[:2]], (5,))
 
 
 def test_a_step_that_v0_has_no_part_in_keeps_the_slope():
@@ -295,31 +295,31 @@ def test_a_step_that_v0_has_no_part_in_keeps_the_slope():
     prior = make_prior([torch.randn(5)], [0.5 * torch.randn(5)])
     first = step(init(prior.m0), [torch.randn(5)], prior, 2, Settings(0.3, 0.8, prior_in_chain=True))
     second = step(first, [torch.randn(5)], prior, 2, Settings(0.3, 0.0, prior_in_chain=True))
-    assert second.slope[0] is not None
-    assert torch.equal(second.slope[0], first.slope[0])
+    assert second.sensitivity[0] is not None
+    assert torch.equal(second.sensitivity[0], first.sensitivity[0])
 
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("prior_in_chain", [False, True])
-@pytest.mark.parametrize("kept", [(), (0,), (0, 1)])
-def test_the_derivatives_of_kept_steps_are_those_of_their_graph(noises, learned, prior_in_chain, kept):
-    """Two weights, whose gradients depend on both: on the iterates of those that are kept, not on the others'."""
+@pytest.mark.parametrize("with_graph", [(), (0,), (0, 1)])
+def test_the_derivatives_of_steps_with_a_graph_are_those_of_their_graph(noises, learned, prior_in_chain, with_graph):
+    """Two weights, whose gradients depend on both: on the iterates of those with a graph, not on the others'."""
     initial, steps, shape = 0.2, 4, (3,)
     before = make_prior([*torch.randn(2, *shape)], [*0.5 * torch.randn(2, *shape)], initial=initial)
     leaves, settings = leaves_of(before), Settings(0.3, 0.8, True, learned, prior_in_chain, burn_in=1)
     prior = with_leaves(before, leaves)
 
     def gradients_at(theta):
-        own = [t if i in kept else t.detach() for i, t in enumerate(theta)]
+        own = [t if i in with_graph else t.detach() for i, t in enumerate(theta)]
         found = own[0].sin() * own[1].cos(), own[0] * own[1].exp()
-        return [g if i in kept else g.detach() for i, g in enumerate(found)]
+        return [g if i in with_graph else g.detach() for i, g in enumerate(found)]
 
     chain = init(prior.m0)
     for _ in range(steps):
-        weights = follow(*chain[:3], prior.log_variance)
-        if len(kept) == 2:
-            chain = chain._replace(root=weights)
-        chain = step(chain, gradients_at(weights), prior, 2, settings, kept)
+        weights = as_functions_of_prior(*chain[:3], prior.log_variance)
+        if len(with_graph) == 2:
+            chain = chain._replace(origin=weights)
+        chain = step(chain, gradients_at(weights), prior, 2, settings, with_graph)
     theta, iterates = leaves[:2], []
     for t in range(steps):
         found = zip(theta, leaves[:2], leaves[2:4], gradients_at(theta), noises[2 * t : 2 * t + 2])
@@ -327,7 +327,7 @@ def test_the_derivatives_of_kept_steps_are_those_of_their_graph(noises, learned,
         iterates.append(theta)
     means = [sum(column) / (steps - 1) for column in zip(*iterates[1:])]
     for triple, expected in [(chain[:3], theta), (mean_of(chain), means)]:
-        for got, e in zip(follow(*triple, prior.log_variance), expected):
+        for got, e in zip(as_functions_of_prior(*triple, prior.log_variance), expected):
             assert torch.allclose(got, e, atol=1e-12)
             upstream = torch.randn(shape)
             for a, b in zip(*(derivatives(t, leaves[:4], upstream) for t in (got, e))):
@@ -343,8 +343,8 @@ def test_states_are_never_written_to(learned, elsewhere):
     for _ in range(3):
         chain = step(chain, [torch.randn_like(m0)], prior, 2, settings)
         moments = chain.moments
-        tensors = [chain.theta[0], chain.root[0], chain.slope[0]]
-        tensors += [moments.mean[0], moments.root[0], moments.slope[0], moments.squares[0]]
+        tensors = [chain.theta[0], chain.origin[0], chain.sensitivity[0]]
+        tensors += [moments.mean[0], moments.origin[0], moments.sensitivity[0], moments.squares[0]]
         states.append((tensors, [t.clone() for t in tensors]))
     assert all(torch.equal(a, b) for now, then in states for a, b in zip(now, then))
 
@@ -385,15 +385,15 @@ def test_noise_is_repeatable_with_a_seed(size):
 # blocks
 
 
-def columns(learned, sloped, pulls, shapes=((BLOCK + 13,), (300, 500), (500, 300), (4, 5), ())):
+def columns(learned, sloped, shrinkages, shapes=((BLOCK + 13,), (300, 500), (500, 300), (4, 5), ())):
     """Large tensors, one whose gradient is not contiguous, one that is not itself, and small ones."""
     theta, gradient, m0 = ([torch.randn(s) for s in shapes] for _ in range(3))
     theta[2] = torch.randn(300, 500).T
     gradient[1] = torch.randn(500, 300).T
     log_variance = [torch.rand(s).add(0.5).log() for s in shapes] if learned else None
-    slope = [torch.randn(s) for s in shapes] if sloped else None
-    pull = [torch.rand(s) for s in shapes] if pulls == "list" else pulls
-    return theta, gradient, m0, log_variance, pull, slope
+    sensitivity = [torch.randn(s) for s in shapes] if sloped else None
+    shrinkage = [torch.rand(s) for s in shapes] if shrinkages == "list" else shrinkages
+    return theta, gradient, m0, log_variance, shrinkage, sensitivity
 
 
 def copies(given):
@@ -415,10 +415,10 @@ def one_stream(monkeypatch):
 
 @pytest.mark.parametrize("size", [0.0, 0.3])
 @pytest.mark.parametrize("sloped", [False, True])
-@pytest.mark.parametrize(("learned", "pulls"), [(False, 0.0), (False, "list"), (True, 0.0), (True, 0.2)])
+@pytest.mark.parametrize(("learned", "shrinkages"), [(False, 0.0), (False, "list"), (True, 0.0), (True, 0.2)])
 @torch.no_grad()
-def test_blocks_are_the_whole_step(one_stream, learned, pulls, sloped, size):
-    given = columns(learned, sloped, pulls)
+def test_blocks_are_the_whole_step(one_stream, learned, shrinkages, sloped, size):
+    given = columns(learned, sloped, shrinkages)
     expected = langevin_step(*given, 0.1, size)
     one_stream()
     own = copies(given)
@@ -435,37 +435,39 @@ def test_blocks_are_the_whole_step(one_stream, learned, pulls, sloped, size):
 @torch.no_grad()
 def test_slopes_of_large_tensors_may_be_written_to(one_stream):
     given = columns(True, True, 0.2)
-    new, slopes = langevin_step(*given, 0.1, 0.3)
+    new, sensitivities = langevin_step(*given, 0.1, 0.3)
     one_stream()
     own = copies(given)
     before = [t.data_ptr() for t in own[5]]
     got, found = in_blocks(langevin_step, (*own, 0.1, 0.3), consumed=1, written=(1, 5))
-    assert all(torch.equal(a, b) for a, b in zip((*got, *found), (*new, *slopes)))
+    assert all(torch.equal(a, b) for a, b in zip((*got, *found), (*new, *sensitivities)))
     assert all(t.data_ptr() == p for t, p in zip(found, before))
     assert all(torch.equal(a, b) for a, b in zip(own[0], given[0]))
 
 
-@pytest.mark.parametrize("pulls", [0.0, 0.2])
+@pytest.mark.parametrize("shrinkages", [0.0, 0.2])
 @torch.no_grad()
-def test_blocks_noise_is_the_slopes_noise(pulls):
-    given = columns(True, True, pulls)
-    log_variance, slope = given[3], given[5]
+def test_blocks_noise_is_the_slopes_noise(shrinkages):
+    given = columns(True, True, shrinkages)
+    log_variance, sensitivity = given[3], given[5]
     clean, still = langevin_step(*given, 0.1, 0.0)
     got, found = in_blocks(langevin_step, (*copies(given), 0.1, 0.3), consumed=1)
     for a, b, new, old, v in zip(got, clean, found, still, log_variance):
-        noise = (a - b) / (1 - pulls)
-        assert torch.allclose(new, old + (1 - pulls) * 0.5 * noise, atol=1e-12)
+        noise = (a - b) / (1 - shrinkages)
+        assert torch.allclose(new, old + (1 - shrinkages) * 0.5 * noise, atol=1e-12)
         assert (noise / (0.3 * v.exp().sqrt())).square().mean() == pytest.approx(1.0, abs=5 * (2 / a.numel()) ** 0.5)
-    assert len(got) == len(slope)
+    assert len(got) == len(sensitivity)
 
 
 @torch.no_grad()
 def test_several_episodes_step_from_one_m0():
     theta, gradient = ([torch.randn(3, 40_000)] for _ in range(2))
-    m0, pull, slope = [torch.randn(40_000)], [torch.rand(40_000)], [torch.randn(3, 40_000)]
-    got, found = in_blocks(langevin_step, (theta, list(gradient), m0, None, pull, slope, 0.1, 0.0), consumed=1)
+    m0, shrinkage, sensitivity = [torch.randn(40_000)], [torch.rand(40_000)], [torch.randn(3, 40_000)]
+    got, found = in_blocks(
+        langevin_step, (theta, list(gradient), m0, None, shrinkage, sensitivity, 0.1, 0.0), consumed=1
+    )
     for i in range(3):
-        own = [theta[0][i]], [gradient[0][i]], m0, None, pull, [slope[0][i]]
+        own = [theta[0][i]], [gradient[0][i]], m0, None, shrinkage, [sensitivity[0][i]]
         (one,), (moves,) = langevin_step(*own, 0.1, 0.0)
         assert torch.equal(got[0][i], one)
         assert torch.equal(found[0][i], moves)

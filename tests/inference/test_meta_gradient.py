@@ -7,7 +7,7 @@ import torch
 from prior_cases import leaves_of, make_prior, with_leaves
 
 from l2l_niw.utils import _functional as functional
-from l2l_niw.inference.chain import Settings, follow, init, mean_of, step
+from l2l_niw.inference.chain import Settings, as_functions_of_prior, init, mean_of, step
 from l2l_niw.inference.closed_form import episode_posterior
 from l2l_niw.inference.curvature import GGN, SGLD
 from l2l_niw.inference.meta_gradient import State, Tag
@@ -37,7 +37,7 @@ def either_size(request, monkeypatch):
 class Case:
     """
     An episode with arbitrary values. Rooted weights move with m_0, unrooted ones with a tensor of their own. With
-    `averaged` the KL is that of iterates' means, which have values, roots and slopes of their own.
+    `averaged` the KL is that of iterates' means, which have values, origins and sensitivities of their own.
     """
 
     def __init__(self, way, kinds, wishart="full", kl_weight=0.3, used=(True, True, True), sloped=True, averaged=False):
@@ -56,8 +56,8 @@ class Case:
         self.own = []
         means = self.iterates(sloped)
         last = self.iterates(sloped) if averaged else means
-        moments = chain.moments._replace(mean=means[0], root=means[1], slope=means[2])
-        self.chain = chain._replace(theta=last[0], root=last[1], slope=last[2], moments=moments)
+        moments = chain.moments._replace(mean=means[0], origin=means[1], sensitivity=means[2])
+        self.chain = chain._replace(theta=last[0], origin=last[1], sensitivity=last[2], moments=moments)
         self.iterates = last
         self.state = State(last, self.chain, self.prior, self.curvature, self.settings, kl_weight)
         self.precisions = [chain_precision(self.chain, i, self.prior, self.curvature, self.settings) for i in range(3)]
@@ -65,21 +65,23 @@ class Case:
         self.parameters = [*self.leaves, *self.own]
 
     def iterates(self, sloped):
-        root = list(self.prior.m0)
+        origin = list(self.prior.m0)
         for i, kind in enumerate(self.kinds):
             if kind == "unrooted":
                 self.own.append(torch.randn(SHAPES[i]).requires_grad_())
-                root[i] = self.own[-1] * 1.0
-        return [torch.randn(s) for s in SHAPES], root, [torch.randn(s) if sloped else None for s in SHAPES]
+                origin[i] = self.own[-1] * 1.0
+        return [torch.randn(s) for s in SHAPES], origin, [torch.randn(s) if sloped else None for s in SHAPES]
 
     def written_out(self):
         """The iterates and the KL as autograd sees them."""
         prior, q = self.prior, []
-        for i, mean in enumerate(follow(*mean_of(self.chain), prior.log_variance)):
+        for i, mean in enumerate(as_functions_of_prior(*mean_of(self.chain), prior.log_variance)):
             own = episode_posterior(prior.m0[i], prior.precision(i), mean, self.precisions[i])
             mean = mean if self.settings.prior_in_chain else own[0]
             q.append((mean, 1 / self.precisions[i] if self.complete[i] else own[1]))
-        return follow(*self.iterates, prior.log_variance), expected_kl(([m for m, _ in q], [v for _, v in q]), prior)
+        return as_functions_of_prior(*self.iterates, prior.log_variance), expected_kl(
+            ([m for m, _ in q], [v for _, v in q]), prior
+        )
 
     def loss(self, weights=None, n=7):
         """A loss of one forward with n examples."""
@@ -154,7 +156,7 @@ def test_a_frozen_n0_keeps_no_other_parameter_from_being_differentiated_again():
     case = Case("langevin", KINDS["rooted"])
     case.leaves[-1].requires_grad_(False)
     prior = with_leaves(case.prior, case.leaves)
-    case.chain = case.chain._replace(root=prior.m0, moments=case.chain.moments._replace(root=prior.m0))
+    case.chain = case.chain._replace(origin=prior.m0, moments=case.chain.moments._replace(origin=prior.m0))
     case.prior, case.iterates = prior, case.chain[:3]
     case.state = State(case.iterates, case.chain, prior, case.curvature, case.settings, 0.3)
     case.parameters = case.leaves[:-1]
@@ -178,7 +180,7 @@ def test_without_a_kl_every_parameter_has_a_gradient(either_size, kinds, release
     case = Case("langevin", kinds, kl_weight=0.3 if released else 0.0)
     weights = case.state.weights()
     if released:
-        case.state.release(kept=())
+        case.state.release(with_graph=())
     loss = weights[0].sum()
     case.state.tags.append(Tag(7, loss))
     loss.backward()
@@ -190,12 +192,12 @@ def test_a_released_state_holds_the_slopes_of_kept_weights_alone():
     case = Case("langevin", KINDS["of each kind"])
     weights = case.state.weights()
     held = [weakref.ref(t) for t in (*case.iterates[2][:2], *case.iterates[0])]
-    slope = case.iterates[2][2]
-    case.state.release(kept=(2,))
+    sensitivity = case.iterates[2][2]
+    case.state.release(with_graph=(2,))
     case.chain = case.iterates = None
     assert all(ref() is None for ref in held)
     found = gradients_of(sum(w.sum() for w in weights), case)
-    assert torch.equal(found[5], slope)
+    assert torch.equal(found[5], sensitivity)
     assert not found[3].any()
     assert torch.equal(found[0], torch.ones(SHAPES[0]))
 
