@@ -5,4 +5,5 @@ ensure_torchvision()
 from l2l_niw.algorithms import NIW, BatchedEpisodes  # noqa: E402
 from l2l_niw.heads.episodic import EpisodicModel  # noqa: E402
 
+__version__ = "0.2.0"
 __all__ = ["NIW", "BatchedEpisodes", "EpisodicModel"]
