@@ -1,19 +1,23 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "l2l_niw" / "__init__.py").read_text(encoding="utf8"))[1]
 VISION = ["timm", "safetensors", "torchmetrics", "pillow"]
 TORCHMETA = ["h5py", "ordered-set"]  # what torchmeta needs; itself it asks for an old torch, see README.md
 EXAMPLES = ["tqdm", "matplotlib"]
 
 setup(
     name="l2l_niw",
-    version="0.1.0",
+    version=VERSION,
     description="NIW-Meta, a hierarchical Bayesian few-shot learner, with learn2learn's API",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf8"),
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["l2l_niw", "l2l_niw.*"]),
+    entry_points={"console_scripts": ["l2l-niw = l2l_niw.cli:main"]},
     package_data={"l2l_niw": ["py.typed"]},
     python_requires=">=3.9",
     # gym: newer ones break learn2learn's environments (0.24 asserts, 0.25 hangs, 0.26 steps return 5 values)
