@@ -47,7 +47,7 @@ READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05, 0.2)}
 WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
 HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None]
-SEARCHED = [method for method, spec in METHODS.items() if spec.twin is None]
+SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None]
 
 
 def space(method):
@@ -95,7 +95,7 @@ def run_trials(runs, data, jobs):
 
 def settings_of(column, method, results, width=True):
     """What the searches have chosen: a method's learning rates, or its twin's, and the width of a head's prior."""
-    found, twin = read_settings(column, results), METHODS[method].twin or method
+    found, twin = read_settings(column, results), METHODS[method].baseline or method
     wanted = [twin, method] if width and method in HEADS else [twin]
     for name in wanted:
         if name not in found:

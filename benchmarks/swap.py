@@ -7,7 +7,7 @@ The swap: learn2learn's MAML loop on Omniglot, in which only the constructor dif
     python benchmarks/swap.py --data ROOT --methods NIW      # one method
     python benchmarks/swap.py --report                       # the table from what has been run
 
-A run that was stopped goes on where it was; a finished one is not run again.
+A run that was stopped resumes; a finished one is not run again.
 """
 
 import argparse
@@ -25,8 +25,11 @@ from torch import nn, optim
 from tqdm import tqdm
 
 from l2l_niw import NIW
-from l2l_niw.metrics import calibration
 from l2l_niw.data.images import read_folders
+from l2l_niw.errors import NIWError
+from l2l_niw.metrics import calibration
+from l2l_niw.models.checkpoints import read_state
+from l2l_niw.utils._files import locked, make_folder, replacing, write
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
@@ -45,6 +48,8 @@ CONFIG = {
     "test_seed": 12345,
     "samples": 10,
 }
+STATE = ("wrapper", "opt", "log", "config", "seconds", "iteration", "random", "numpy", "torch")  # of a checkpoint
+MAX_SEED = 2**32 - 1  # numpy's
 MISSING = """\
 No Omniglot under {root}: looked for {folder}/<alphabet>/<character>/*.png.
 Get it with either of
@@ -102,7 +107,7 @@ def fast_adapt(task, learner, loss, steps, ways, shots, queries):
 
 
 def predict(wrapper, task, loss, config):
-    """Predictive probabilities on the query: one network's, or the average over the posterior's."""
+    """Predictive probabilities on the query: of one network, or averaged over posterior samples."""
     shape = config["ways"], config["shots"], config["queries"]
     x_support, y_support, x_query, y_query = split(task, *shape)
     learner = wrapper.clone()
@@ -118,7 +123,7 @@ def predict(wrapper, task, loss, config):
 def evaluate(wrapper, tasks, loss, config):
     """
     Accuracy with its 95% interval over tasks, ECE (20 bins), NLL and Brier score. The ECE is torchmetrics' own, which
-    gives a probability of exactly 1 a bin of its own.
+    gives a probability of exactly 1 its own bin.
     """
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -156,7 +161,7 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
     shape = config["ways"], config["shots"], config["queries"]
     log, seconds, start = [], 0.0, 0
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=False)
+        state = read_state(checkpoint, STATE, "Delete it to train anew.")
         longer = {**state["config"], "iterations": config["iterations"]}  # is no other training
         if longer != config or state["iteration"] > config["iterations"]:
             sys.exit(f"{checkpoint} is of another budget; move it away, or give another --results.")
@@ -191,21 +196,12 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
         log.append((round(error, 4), round(accuracy, 4)))
         bar.set_postfix(loss=f"{np.mean(log[-50:], 0)[0]:.3f}", acc=f"{np.mean(log[-50:], 0)[1]:.3f}")
         if (iteration + 1) % every == 0:
-            torch.save(
-                {
-                    "wrapper": wrapper.state_dict(),
-                    "opt": opt.state_dict(),
-                    "log": log,
-                    "config": config,
-                    "seconds": seconds,
-                    "iteration": iteration + 1,
-                    "random": random.getstate(),
-                    "numpy": np.random.get_state(),
-                    "torch": torch.get_rng_state(),
-                },
-                checkpoint.with_suffix(".new"),
-            )
-            checkpoint.with_suffix(".new").replace(checkpoint)  # at once, so that a stop leaves a whole one
+            generator, words, *rest = np.random.get_state()
+            numpy_state = (generator, words.tolist(), *rest)  # as plain numbers, which weights_only reads
+            values = (wrapper.state_dict(), opt.state_dict(), log, config, seconds, iteration + 1)
+            values += (random.getstate(), numpy_state, torch.get_rng_state())
+            with replacing(checkpoint) as file:
+                torch.save(dict(zip(STATE, values)), file)
     return wrapper, loss, log, seconds
 
 
@@ -216,8 +212,14 @@ def run(method, seed, root, config, results, build=None):
         if json.loads(path.read_text())["config"] != config:
             sys.exit(f"{path} was run with another budget; move it away, or give another --results.")
         return
-    results.mkdir(parents=True, exist_ok=True)
-    checkpoint = results / f"{method}-{seed}.pt"
+    make_folder(results)
+    with locked(results / f"{method}-{seed}.lock"):
+        train_and_test(method, seed, root, config, results, build)
+
+
+def train_and_test(method, seed, root, config, results, build=None):
+    """What `run` does where there is no result yet."""
+    path, checkpoint = results / f"{method}-{seed}.json", results / f"{method}-{seed}.pt"
     shape = config["ways"], config["shots"], config["queries"]
     train_tasks = taskset(load_characters(root, "background"), *shape)
     test_tasks = taskset(load_characters(root, "evaluation"), *shape)
@@ -234,7 +236,7 @@ def run(method, seed, root, config, results, build=None):
     }
     if isinstance(wrapper, NIW):
         result["diagnostics"] = wrapper.diagnostics()
-    path.write_text(json.dumps(result, indent=1))
+    write(path, json.dumps(result, indent=1))
     checkpoint.unlink(missing_ok=True)
     print(method, seed, result["test"])
 
@@ -288,14 +290,14 @@ def report(results):
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
-        "their adapted network, NIW with the average over its posterior's draws; FO-NIW has first_order=True. "
+        "their adapted network, NIW with the average over posterior samples; FO-NIW has first_order=True. "
         "Seconds are wall-clock, and rows were run on other machines, beside other work: `benchmarks/complexity.py` is "
         "what compares costs.\n\n"
         f"{verdict(results)}\n\n"
         f"Budget, the same for all: {budget}.\n\n"
         f"Machine: {runs[0]['machine']}. Command: `python benchmarks/swap.py --data ROOT`.\n"
     )
-    (results / "README.md").write_text(text)
+    write(results / "README.md", text)
     print(text)
 
 
@@ -303,12 +305,22 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=os.environ.get("L2L_NIW_DATA"), help="folder that holds omniglot-py/")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="which to run")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one run of each method a seed")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="one run of each method per seed")
     parser.add_argument("--iterations", type=int, default=CONFIG["iterations"], help="meta-batches of training")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are written")
     parser.add_argument("--threads", type=int, default=1, help="threads that torch may use")
     parser.add_argument("--report", action="store_true", help="only print the table of finished runs")
     args = parser.parse_args()
+    if not all(0 <= seed <= MAX_SEED for seed in args.seeds):
+        parser.error(f"--seeds must be from 0 to {MAX_SEED}, got {args.seeds}.")
+    try:
+        run_all(args)
+    except NIWError as error:
+        sys.exit(f"swap.py: {error}")
+
+
+def run_all(args):
+    """Runs what was asked for, and reports."""
     if not args.report:
         if args.data is None:
             sys.exit(MISSING.format(root="ROOT", folder="ROOT/omniglot-py/images_background"))

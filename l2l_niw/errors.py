@@ -32,6 +32,14 @@ class CheckpointError(NIWError, RuntimeError):
     """A state dict belongs to another model or to another reading of the Wishart."""
 
 
+class WriteError(NIWError, RuntimeError):
+    """A file cannot be written: its folder is read-only, or the disk is full."""
+
+
+class InUseError(NIWError, RuntimeError):
+    """Another process works in the same folder."""
+
+
 class DataError(NIWError, FileNotFoundError):
     """Data are not where they were looked for."""
 

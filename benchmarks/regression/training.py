@@ -7,10 +7,13 @@ from torch import optim
 from tqdm import tqdm
 
 from l2l_niw.data import SineLine
+from l2l_niw.models.checkpoints import read_state
+from l2l_niw.utils._files import locked, make_folder, replacing
 
-TASKS, POINTS = 20, 50  # tasks a batch, points of the training curve
+TASKS, POINTS = 20, 50  # tasks per batch, points of the training curve
 CLIP = 1.0  # the norm of a group's gradient
 SAVE_EVERY = 60.0  # seconds
+STATE = ("done", "losses", "seconds", "tensors", "opt", "schedule", "generator", "random")  # of a checkpoint
 
 
 def train(method, lr, budget, seed, checkpoint=None, title="", position=0):
@@ -18,15 +21,32 @@ def train(method, lr, budget, seed, checkpoint=None, title="", position=0):
     **Description**
 
     Trains a method in place and returns its curve, mean query losses over equal parts of the budget, and the seconds
-    it took. With a `checkpoint` path, a stopped run goes on where it was.
+    it took.
+
+    **Arguments**
+
+    * **method** (Method) - Of `base.py`.
+    * **lr** (float) - Of its groups of parameters.
+    * **budget** (int) - Batches of tasks.
+    * **seed** (int) - Of the tasks.
+    * **checkpoint** (Path, *optional*, default=None) - With one, a stopped run resumes.
+    * **title, position** - Of the progress bar.
     """
+    if checkpoint is None:
+        return run(method, lr, budget, seed, None, title, position)
+    with locked(checkpoint.with_suffix(".lock")):
+        return run(method, lr, budget, seed, checkpoint, title, position)
+
+
+def run(method, lr, budget, seed, checkpoint, title, position):
+    """`train`, with the checkpoint to itself."""
     groups = method.groups(lr)
     opt = optim.Adam(groups)
     schedule = optim.lr_scheduler.CosineAnnealingLR(opt, budget)
     generator = torch.Generator().manual_seed(10_000 + seed)
     done, losses, seconds = 0, [], 0.0
     if checkpoint is not None and checkpoint.exists():
-        done, losses, seconds = restore(torch.load(checkpoint), groups, opt, schedule, generator)
+        done, losses, seconds = restore(checkpoint, groups, opt, schedule, generator)
     family, began = SineLine(), time.perf_counter() - seconds
     saved = time.perf_counter()
     bar = tqdm(range(done, budget), desc=title, initial=done, total=budget, mininterval=1.0, position=position)
@@ -49,35 +69,30 @@ def train(method, lr, budget, seed, checkpoint=None, title="", position=0):
 
 
 def tensors_of(groups):
+    """All parameters of an optimizer's groups."""
     return [tensor for group in groups for tensor in group["params"]]
 
 
 @torch.no_grad()
 def start_again(method, fresh):
-    """A method with a fresh one's numbers: to compile takes a minute, so a process does it once for all seeds."""
+    """A method with a fresh one's values: compiling takes a minute, so that a process does it once for all seeds."""
     for old, new in zip(tensors_of(method.groups(0.0)), tensors_of(fresh.groups(0.0))):
         old.copy_(new)
     return method
 
 
 def save(path, done, losses, seconds, groups, opt, schedule, generator):
-    state = {
-        "done": done,
-        "losses": losses,
-        "seconds": seconds,
-        "tensors": [t.detach() for t in tensors_of(groups)],
-        "opt": opt.state_dict(),
-        "schedule": schedule.state_dict(),
-        "generator": generator.get_state(),
-        "random": torch.get_rng_state(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    torch.save(state, new)
-    new.replace(path)  # at once, so that a stop leaves the old one or the new one
+    """Writes a checkpoint."""
+    tensors = [t.detach() for t in tensors_of(groups)]
+    states = opt.state_dict(), schedule.state_dict(), generator.get_state(), torch.get_rng_state()
+    make_folder(path.parent)
+    with replacing(path) as file:
+        torch.save(dict(zip(STATE, (done, losses, seconds, tensors, *states))), file)
 
 
-def restore(state, groups, opt, schedule, generator):
+def restore(path, groups, opt, schedule, generator):
+    """Takes everything from a checkpoint; returns the batches done, their losses and the seconds they took."""
+    state = read_state(path, STATE, "Delete it to train anew.")
     with torch.no_grad():
         for tensor, value in zip(tensors_of(groups), state["tensors"]):
             tensor.copy_(value)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from l2l_niw.errors import ArgumentError, DataError, require
-from l2l_niw.utils._disk_cache import kept
+from l2l_niw.utils._disk_cache import disk_cache
 
 MODES = {"train": "train", "validation": "val", "test": "test"}  # and what folders call them
 CHARACTERS = 1623  # of Omniglot
@@ -42,7 +42,7 @@ def read_folders(folders: List[Path], size: Optional[int] = None, grey: bool = F
             facts = entry.stat()
             digest.update(repr((label, entry.path, facts.st_size, facts.st_mtime_ns)).encode())
             files.append((label, entry.path))
-    return Images(**kept(f"images-{digest.hexdigest()[:32]}", lambda: read_files(files, size, grey)._asdict()))
+    return Images(**disk_cache(f"images-{digest.hexdigest()[:32]}", lambda: read_files(files, size, grey)._asdict()))
 
 
 def read_files(files: List[Tuple[int, str]], size: Optional[int], grey: bool) -> Images:

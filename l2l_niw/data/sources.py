@@ -10,7 +10,7 @@ from torch import Tensor
 from l2l_niw.data._numbered import NumberedTasks
 from l2l_niw.data.sine_line import SineLine
 from l2l_niw.errors import ArgumentError, ExtraError
-from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._checks import check_seed
 
 if TYPE_CHECKING:
     from learn2learn.vision.benchmarks import BenchmarkTasksets
@@ -35,7 +35,7 @@ class SineLineTaskset(NumberedTasks):
 
     def __init__(self, family: SineLine, num_tasks: int = -1, seed: int = 0, split: str = "train"):
         super().__init__(num_tasks)
-        check_number("seed", seed, 0, whole=True)
+        check_seed(seed)
         if split not in SPLITS:
             raise ArgumentError(f"split must be one of {SPLITS}, got {split!r}.")
         self.family = family

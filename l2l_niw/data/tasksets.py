@@ -10,7 +10,7 @@ from l2l_niw.data._numbered import NumberedTasks
 from l2l_niw.data.images import MODES, Images, load_images
 from l2l_niw.data.sine_line import Tasks
 from l2l_niw.errors import ArgumentError
-from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._checks import check_number, check_seed
 
 
 class ImageTaskset(NumberedTasks):
@@ -47,7 +47,7 @@ class ImageTaskset(NumberedTasks):
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries)):
             check_number(name, value, 1, whole=True)
         for number in np.atleast_1d(seed):
-            check_number("seed", int(number), 0, whole=True)
+            check_seed(int(number))
         if images.pixels.dtype != torch.uint8:
             raise ArgumentError(f"images must have pixels in bytes, torch.uint8; got {images.pixels.dtype}.")
         if len(images.labels) and images.labels.min() < 0:
@@ -154,7 +154,7 @@ def get_tasksets(
     x, y, x_query, y_query = tasksets.train.sample()
     ~~~
     """
-    check_number("seed", seed, 0, whole=True)
+    check_seed(seed)
     check_number("test_tasks", test_tasks, 1, whole=True)
 
     def taskset(split: str, ways: int, shots: int, queries: int, tasks: int, seed: int) -> ImageTaskset:

@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
-from l2l_niw.errors import ArgumentError, CheckpointError, require
+from l2l_niw.errors import ArgumentError, CheckpointError, ExtraError, require
 from l2l_niw.utils._functional import key_differences
+
+SAVE_ANEW = "Save the state dict anew with torch.save(model.state_dict(), path)."
 
 
 def load_checkpoint(
@@ -39,12 +41,13 @@ def load_checkpoint(
     backbone = load_checkpoint(timm_backbone('dino-small'), 'dino_deitsmall16_pretrain.pth')
     ~~~
     """
-    state = read_state(Path(path))
+    state: Mapping = read_state(Path(path))
     if key is not None:
         if not isinstance(state.get(key), Mapping):
             raise CheckpointError(f"{path} has no state dict under key '{key}'; it holds {list(state)[:10]}.")
         state = state[key]
-    given = {k[len(prefix) :]: v for k, v in state.items() if isinstance(v, Tensor) and k.startswith(prefix)}
+    named = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    given = {k[len(prefix) :]: v for k, v in named.items() if k.startswith(prefix)}
     given = {k: v for k, v in given.items() if not k.startswith((drop,) if isinstance(drop, str) else tuple(drop))}
     if not given:
         raise CheckpointError(
@@ -61,23 +64,35 @@ def load_checkpoint(
     return model
 
 
-def read_state(path: Path) -> Mapping[str, Any]:
-    """A file's entries, on the CPU."""
+def read_state(path: Path, keys: Sequence[str] = (), remedy: str = SAVE_ANEW) -> Dict[str, Any]:
+    """
+    **Description**
+
+    A file's entries, on the CPU. Nothing but tensors, numbers, strings and containers of these is read.
+
+    **Arguments**
+
+    * **path** (Path) - A `.safetensors` file, or a file of `torch.save`.
+    * **keys** (sequence, *optional*, default=()) - Entries that have to be there.
+    * **remedy** (str, *optional*) - What to do about a file that is broken or holds something else.
+    """
     if not path.is_file():
         raise ArgumentError(f"path: there is no file {path}.")
-    if path.suffix == ".safetensors":
-        load_file = require("safetensors.torch", "vision").load_file
-        try:
-            return load_file(path)
-        except Exception as error:  # a broken file can fail in any way
-            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            state = require("safetensors.torch", "vision").load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except ExtraError:
+        raise
     except Exception as error:  # a broken file can fail in any way
         raise CheckpointError(
             f"{path} cannot be read as tensors only: it is broken, or it holds other objects, which may run code when "
-            "they are read. Save the state dict anew with torch.save(model.state_dict(), path)."
+            f"they are read. {remedy}"
         ) from error
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{path} holds a {type(state).__name__} and not a state dict.")
-    return state
+        raise CheckpointError(f"{path} holds a {type(state).__name__} and not a dict of tensors. {remedy}")
+    missing = [key for key in keys if key not in state]
+    if missing:
+        raise CheckpointError(f"{path} lacks {', '.join(missing)}. {remedy}")
+    return dict(state)

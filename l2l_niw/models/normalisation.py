@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Whether some BatchNorm normalises by the batch at hand, so that data are not independent of each other."""
+    """Whether some BatchNorm normalises by the batch at hand, so that examples are not independent of each other."""
     return any(isinstance(m, _BatchNorm) and (m.training or m.running_mean is None) for m in module.modules())
 
 

@@ -14,8 +14,8 @@ from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.metrics.calibration import Reliability, plot_reliability
 from l2l_niw.reports._intervals import Kept, kept_intervals
 from l2l_niw.utils._files import read_json, write_page
-from l2l_niw.vision.config import COMMON, Config
-from l2l_niw.vision.methods import METHODS, OWN
+from l2l_niw.vision.config import SHARED_OPTIONS, Config
+from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS
 from l2l_niw.vision.runs import read_log
 
 
@@ -36,9 +36,9 @@ def load(folder: Path) -> Dict[str, List[Run]]:
         run = load_run(path.parent)
         found[run.config.method].append(run)
     methods = {name: runs for name, runs in found.items() if runs}
-    check_equal([run for runs in methods.values() for run in runs], COMMON)
+    check_equal([run for runs in methods.values() for run in runs], SHARED_OPTIONS)
     for runs in methods.values():
-        check_equal(runs, OWN)
+        check_equal(runs, METHOD_OPTIONS)
         for i, run in enumerate(runs):
             for other in runs[:i]:
                 if other.config.seed == run.config.seed:
@@ -108,12 +108,12 @@ def pairs(methods: Dict[str, List[Run]]) -> Dict[Tuple[str, str], Tuple[List[Run
     What is compared task by task, with the runs of seeds that both have: NIW with its twins, and with everything else
     the NIW that is best on validation tasks, by their NLL.
     """
-    own = [name for name in methods if METHODS[name].twin is not None]
+    own = [name for name in methods if METHODS[name].baseline is not None]
     if not own:
         return {}
     best = min(own, key=lambda name: np.mean([run.log[-1]["validation_nll"] for run in methods[name]]))
-    found = [(name, twin) for name in own if (twin := METHODS[name].twin) in methods]
-    found += [(best, name) for name in methods if name not in own and name != METHODS[best].twin]
+    found = [(name, baseline) for name in own if (baseline := METHODS[name].baseline) in methods]
+    found += [(best, name) for name in methods if name not in own and name != METHODS[best].baseline]
     runs = {(one, other): with_common_seeds(methods[one], methods[other]) for one, other in found}
     return {pair: both for pair, both in runs.items() if both[0]}
 
@@ -157,7 +157,7 @@ def table(methods: Dict[str, List[Run]], kept: Kept) -> str:
             mean_and_error(runs, "brier"),
             f"{np.mean([run.metrics['seconds'] for run in runs]):.0f}",
             f"{np.mean([run.metrics['memory'] for run in runs]):.0f}",
-            ", ".join(f"{key} {config[key]:g}" for key in OWN if config[key] is not None),
+            ", ".join(f"{key} {config[key]:g}" for key in METHOD_OPTIONS if config[key] is not None),
         ]) + " |")  # fmt: skip
     return "\n".join(lines)
 
@@ -171,7 +171,7 @@ def differences(methods: Dict[str, List[Run]], kept: Kept) -> str:
         own = kept[f"{one} - {other}"]
         lines.append("| " + " | ".join([
             METHODS[one].title,
-            METHODS[other].title + (" (its twin)" if other == METHODS[one].twin else ""),
+            METHODS[other].title + (" (its twin)" if other == METHODS[one].baseline else ""),
             str(len(both[0])),
             shown(own.get("accuracy"), "+.2f"),
             shown(own.get("nll"), "+.4f", 1.0),
@@ -192,9 +192,9 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
     figure, axes = pyplot.subplots(1, 2, figsize=(15, 5))
-    colours = {name: f"C{i}" for i, name in enumerate(n for n, spec in METHODS.items() if spec.twin is None)}
+    colours = {name: f"C{i}" for i, name in enumerate(n for n, spec in METHODS.items() if spec.baseline is None)}
     for name, runs in methods.items():
-        colour = colours[METHODS[name].twin or name]
+        colour = colours[METHODS[name].baseline or name]
         style = {"color": colour, "ls": "-" if name.startswith("niw") else "--", "label": METHODS[name].title}
         x = [line["iteration"] for line in runs[0].log]
         for ax, key in zip(axes, ("validation_accuracy", "validation_nll")):
@@ -238,7 +238,7 @@ def report(folder: Path) -> str:
     diagrams = {title: diagram for title, diagram in pools.items() if diagram is not None}
     if len(diagrams) == len(pools):
         plot_reliability(diagrams, folder / "reliability.png")
-    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in COMMON)
+    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS)
     text = [
         f"# {config['dataset']}, {config['ways']}-way {config['shots']}-shot",
         table(methods, kept),

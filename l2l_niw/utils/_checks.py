@@ -21,16 +21,22 @@ def check_number(
 ) -> None:
     """Raises unless `value` is a finite number, at least `low`, or above it if `strict`, and not above `high`."""
     domain = f"{'0 or ' if or_zero else ''}a {'whole' if whole else 'finite'} number "
-    domain += f"{'above' if strict else 'of at least'} {low:g}"
+    shown = str if whole else "{:g}".format
+    domain += f"{'above' if strict else 'of at least'} {shown(low)}"
     if high < math.inf:
-        domain += f" and at most {high:g}"
+        domain += f" and at most {shown(high)}"
     try:
         inside = (low < value if strict else low <= value) and value <= high
         right = math.isfinite(value) and inside and (not whole or operator.index(value) == value)
-    except TypeError:
+    except (TypeError, OverflowError):  # a whole number that no float can hold
         right = False
     if not right:
         raise ArgumentError(f"{name} must be {domain}, got {value!r}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Both torch and numpy take seeds of 63 bits."""
+    check_number("seed", seed, 0, whole=True, high=2**63 - 1)
 
 
 def check_count(n: Optional[int]) -> None:

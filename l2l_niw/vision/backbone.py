@@ -1,4 +1,4 @@
-"""The network that all methods share, and where its weights may begin: telling all training classes apart."""
+"""The network that all methods share, and its supervised pretraining on all training classes."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from l2l_niw.data.images import load_images
 from l2l_niw.errors import require
 from l2l_niw.models import batch_statistics
-from l2l_niw.utils._disk_cache import kept
+from l2l_niw.utils._disk_cache import disk_cache
 from l2l_niw.vision.config import Config
 
 SHAPES = {
@@ -21,14 +21,16 @@ SHAPES = {
     "fc100": (3, 32),
     "mini-imagenet": (3, 84),
     "tiered-imagenet": (3, 84),
-}  # channels, and pixels a side
+}  # channels, and pixels per side
 BATCH, LR = 64, 0.005  # of the pretraining
 
 
 class ChannelsLast(nn.Module):
     """
-    The same images in the order of memory that convolutions on a CPU are about twice as fast in; second derivatives
-    of them, which are MAML's alone, are a quarter slower.
+    **Description**
+
+    The same images in channels-last memory format, in which convolutions on a CPU are about twice as fast; their second
+    derivatives, which MAML alone takes, are a quarter slower.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +38,7 @@ class ChannelsLast(nn.Module):
 
 
 class Backbone(nn.Sequential):
-    """learn2learn's Conv-4, to `features` numbers an image. BatchNorm takes the batch's statistics, as in MAML."""
+    """learn2learn's Conv-4, with `features` outputs per image. BatchNorm uses batch statistics, as in MAML."""
 
     def __init__(self, config: Config):
         channels, side = SHAPES[config.dataset]
@@ -46,7 +48,7 @@ class Backbone(nn.Sequential):
 
 
 def pretrain(config: Config, root: Union[str, Path, None], download: bool = False) -> Backbone:
-    """A backbone after `config.pretraining` epochs of telling all training classes apart, with a linear readout."""
+    """A backbone after `config.pretraining` epochs of supervised training, with a linear head on all classes."""
     pixels, labels = load_images(config.dataset, "train", root, download)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -77,11 +79,17 @@ def start_of(config: Config, root: Union[str, Path, None] = None, download: bool
     """
     **Description**
 
-    The weights that `pretrain` comes to, kept: runs which differ in something else begin with the same ones, and wait
-    for them once. Other images have weights of their own.
+    The weights of `pretrain`, cached on disk: runs that differ in other settings start from the same weights, which are
+    computed once. Other images have other entries in the cache.
+
+    **Arguments**
+
+    * **config** (Config) - Its dataset, filters, pretraining and seed.
+    * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
+    * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
     """
     digest = hashlib.sha256(repr((BATCH, LR)).encode())
     for part in load_images(config.dataset, "train", root, download):
         digest.update(part.numpy().data)
     settings = f"{config.dataset}-conv4-{config.filters}-{config.pretraining}-{config.seed}"
-    return kept(f"{settings}-{digest.hexdigest()[:16]}", lambda: pretrain(config, root, download).state_dict())
+    return disk_cache(f"{settings}-{digest.hexdigest()[:16]}", lambda: pretrain(config, root, download).state_dict())

@@ -1,4 +1,4 @@
-"""Several methods and seeds on the same tasks, each run in a process of its own."""
+"""Several methods and seeds on the same tasks, each run in its own process."""
 
 import json
 import os
@@ -10,32 +10,53 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from l2l_niw.data.images import data_root
-from l2l_niw.errors import ArgumentError, NIWError, require
+from l2l_niw.errors import ArgumentError, CheckpointError, NIWError, require
 from l2l_niw.utils._checks import check_number
+from l2l_niw.utils._files import folder_of
 from l2l_niw.vision.backbone import start_of
-from l2l_niw.vision.config import COMMON, Config
-from l2l_niw.vision.methods import METHODS, OWN, complete, trainable
+from l2l_niw.vision.config import SHARED_OPTIONS, Config
+from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS, complete, trainable
 from l2l_niw.vision.runs import read_log, tasksets_of
 
-DIVERGED = 3  # what the command line exits with then
+DIVERGED = 3  # exit code of the command line when a training diverges
 
 
 class Failure(NamedTuple):
-    """What a run that failed has said, and whether it is the training that has diverged."""
+    """The error output of a run that failed, and whether its training diverged."""
 
     text: str
     diverged: bool
 
 
-def is_done(config: Config, folder: Path, test: bool = True) -> bool:
-    """Whether a folder holds this run, trained and, if asked for, tested. Another's is an error."""
+def commands_left(config: Config, folder: Path, test: bool = True) -> List[str]:
+    """
+    **Description**
+
+    Which of `train` and `test` a run still needs. A finished training whose log is missing or broken needs `train`,
+    which then only writes the log again, from the checkpoint. A folder with another run is an error.
+
+    **Arguments**
+
+    * **config** (Config) - As `complete` returns it.
+    * **folder** (Path) - Of the run.
+    * **test** (bool, *optional*, default=True) - Whether it is to be tested too.
+    """
     config.check(folder)
-    log = read_log(folder)
-    return (folder / "metrics.json").exists() if test else bool(log) and log[-1]["iteration"] == config.iterations
+    try:
+        log = read_log(folder)
+    except CheckpointError:
+        log = []
+    trained = bool(log) and log[-1]["iteration"] == config.iterations
+    tested = (folder / "metrics.json").exists()
+    if trained and (tested or not test):
+        return []
+    if tested and (folder / "checkpoint.pt").exists():
+        return ["train"]
+    return ["train", "test"] if test else ["train"]
 
 
 def arguments(config: Config) -> List[str]:
-    """A config as the command line's options."""
+    """A config as options of the command line."""
     given = {name: value for name, value in asdict(config).items() if value is not None}
     return [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
@@ -46,26 +67,28 @@ def run_all(
     """
     **Description**
 
-    Trains, and tests, runs in processes with one thread each. What is done already is not done again, and what was
-    stopped goes on. Data that are missing, or too few for the tasks, are an error before any of them starts. A run that
-    fails later does not stop the others: what it said is returned, by folder.
+    Trains and tests runs in processes with one thread each. What is finished is not run again, and what was stopped
+    resumes. Data that are missing, or too few for the tasks, are an error before any run starts. A run that fails does
+    not stop the others: its error is returned, by folder.
 
     **Arguments**
 
     * **runs** (sequence) - Configs and folders.
-    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **test** (bool, *optional*, default=True) - Whether they are tested too.
     """
     check_number("jobs", jobs, 1, whole=True)
     variables = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(data_root(root))}
     runs = [(complete(config), folder) for config, folder in runs]
-    waiting = [(config, folder) for config, folder in runs if not is_done(config, folder, test)]
+    left = {folder: commands_left(config, folder, test) for config, folder in runs}
+    waiting = [(config, folder) for config, folder in runs if left[folder]]
 
     def start(run: Tuple[Config, Path]) -> Optional[Failure]:
         config, folder = run
-        for command in (["train", *arguments(config), "--out"], ["test"])[: 1 + test]:
-            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", *command, str(folder)]
+        options = {"train": [*arguments(config), "--out"], "test": []}
+        for command in left[folder]:
+            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", command, *options[command], str(folder)]
             done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
             if done.returncode:
                 text = f"{' '.join(line)} failed (exit code {done.returncode}):\n{done.stderr.strip()}"
@@ -75,9 +98,9 @@ def run_all(
     for config, _ in waiting:
         tasksets_of(config, root)
         if config.pretraining:
-            start_of(config, root)  # here, or runs at the same time would each make it
+            start_of(config, root)  # once, before runs start at the same time
     bar = require("tqdm", "examples").tqdm(total=len(runs), initial=len(runs) - len(waiting), desc="runs")
-    failures = {}
+    failures: Dict[Path, Failure] = {}
     with bar, ThreadPoolExecutor(jobs) as pool:
         for failure, (_, folder) in zip(pool.map(start, waiting), waiting):
             if failure is not None:
@@ -99,48 +122,49 @@ def compare(
     """
     **Description**
 
-    Trains and tests methods with every seed, as `run_all` does, in the folder's runs/method-seed.
+    Trains and tests methods with every seed, as `run_all` does, in the subfolders runs/method-seed.
 
     **Arguments**
 
-    * **config** (Config) - What all have in common.
+    * **config** (Config) - Settings of all runs.
     * **folder** (str) - Of the comparison.
-    * **methods** (sequence, *optional*, default=None) - Of `METHODS`. Defaults to all; those with a fixed backbone only
-        after a pretraining.
-    * **seeds** (sequence) - Of initial weights and training tasks.
-    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **methods** (sequence, *optional*, default=None) - Names in `METHODS`. Defaults to all; those with a fixed
+        backbone only with pretraining.
+    * **seeds** (sequence, *optional*, default=(0, 1, 2)) - Seeds of initial weights and training tasks.
+    * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
-    * **settings** (dict, *optional*, default=None) - A method's own values of the config: {method: {name: value}}.
+    * **settings** (dict, *optional*, default=None) - Options of single methods: {method: {name: value}}.
     """
+    folder = folder_of("folder", folder)
     settings, methods = settings or {}, trainable(config) if methods is None else methods
     for name in (*methods, *settings):
         if name not in METHODS:
             raise ArgumentError(f"methods must be of {', '.join(METHODS)}; got {name!r}.")
         for key in settings.get(name, {}):
-            if key not in OWN:
+            if key not in METHOD_OPTIONS:
                 raise ArgumentError(
-                    f"settings of {name} may be {', '.join(OWN)}, since all else is common; got {key!r}."
+                    f"settings of {name} may be {', '.join(METHOD_OPTIONS)}, since all else is shared; got {key!r}."
                 )
             if getattr(METHODS[name], key) is None:
                 raise ArgumentError(f"settings of {name}: it has no {key}. Leave that out.")
-    for key in OWN:
+    for key in METHOD_OPTIONS:
         if getattr(config, key) is not None and all(getattr(METHODS[name], key) is None for name in methods):
             raise ArgumentError(f"{key}: none of {', '.join(methods)} has it. Leave that out.")
     for name, given in (("seeds", seeds), ("methods", methods)):
         if len(set(given)) < len(given):
             raise ArgumentError(f"{name} must differ, got {list(given)}.")
-    for path in sorted((Path(folder) / "runs").glob("*/config.json")):
-        config.check(path.parent, COMMON)  # or there would be no table
+    for path in sorted((folder / "runs").glob("*/config.json")):
+        config.check(path.parent, SHARED_OPTIONS)  # or they would not be comparable
     configs = [
         replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
     ]
-    failures = run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
+    failures = run_all([(c, folder / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))
 
 
 def read_settings(path: Path) -> Dict[str, dict]:
-    """Methods' own values from a JSON file: {method: {name: value}}."""
+    """Options of single methods from a JSON file: {method: {name: value}}."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a method makes of one task: its loss in training, its predictions at test."""
+"""Per-task loops of the methods: the loss in training, the predictions at meta-test."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,45 +20,46 @@ class Method(ABC):
     """
     **Description**
 
-    What the loop asks of a method. `module` holds everything that is trained.
-
-    * `loss(task)` - The query's loss of one task, to be back-propagated, and its logits or probabilities.
-    * `log_probabilities(task)` - Of the query, (m, ways).
+    The interface of a method. `module` holds everything that is trained, `samples` is the number of posterior samples
+    per prediction.
     """
 
     module: Any  # a Module, which has `clone` if tasks adapt it
-    samples: int  # networks of a prediction, for NIW
+    samples: int = 1  # posterior samples, for NIW
 
     @property
     def backbone(self) -> Backbone:
+        """The network that all methods share."""
         return next(part for part in self.module.modules() if isinstance(part, Backbone))
 
     @abstractmethod
-    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]: ...
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        """The query loss of one task, to be back-propagated, and the query's logits or probabilities."""
 
     @abstractmethod
-    def log_probabilities(self, task: Tasks) -> Tensor: ...
+    def log_probabilities(self, task: Tasks) -> Tensor:
+        """Log-probabilities of the query, (m, ways)."""
 
 
-class Swap(Method):
+class GradientBased(Method):
     """
     **Description**
 
-    learn2learn's MAML loop on a linear readout. Whether the algorithm is its `MAML` or `NIW` makes no difference to
-    it, but for the prediction, which NIW averages over networks.
+    learn2learn's MAML loop on a classifier with a linear head. It is the same for `MAML` and `NIW`, but that NIW
+    averages its predictions over posterior samples.
 
     **Arguments**
 
     * **algorithm** (MAML or NIW) - Around a classifier.
     * **steps** (int) - Inner steps.
-    * **samples** (int) - Networks of a prediction.
+    * **samples** (int, *optional*, default=1) - Posterior samples per prediction, for NIW.
     """
 
     def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
         self.module, self.steps, self.samples = algorithm, steps, samples
 
     def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Any:
-        """A learner after its steps, which keep no more than they need for a test."""
+        """A learner after its inner steps, which keep no graph at meta-test."""
         learner = self.module.clone(first_order=test or None)
         for _ in range(self.steps):
             learner.adapt(F.cross_entropy(learner(x), y))
@@ -77,8 +78,8 @@ class Swap(Method):
             return learner(task.x_query).log_softmax(-1)
 
 
-class Reptile(Swap):
-    """Reptile: the inner steps of training are on all of a task's images, and its start goes toward where they end."""
+class Reptile(GradientBased):
+    """Reptile: inner steps of training are on support and query, and the initial weights move toward their result."""
 
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
         learner = self.adapted(torch.cat([task.x, task.x_query]), torch.cat([task.y, task.y_query]))
@@ -92,8 +93,8 @@ class Reptile(Swap):
             return learner(task.x_query).log_softmax(-1)
 
 
-class ANIL(Swap):
-    """MAML on the readout alone; the body is shared by all tasks."""
+class ANIL(GradientBased):
+    """ANIL: MAML on the linear head alone; the body is shared by all tasks."""
 
     def __init__(self, body: nn.Module, algorithm: nn.Module, steps: int):
         super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
@@ -110,16 +111,16 @@ class Episodic(Method):
     """
     **Description**
 
-    A head that takes the support as it is: ProtoNet, ridge, MetaQDA. Under NIW the backbone's and the head's weights
-    have a posterior for every task, from inner steps on what the support says of itself: of a chain in training, and
-    of variational inference from the prior's mode at meta-test, as in the paper. One or a few images a class hardly
-    narrow the prior, and a cold chain would not know.
+    A head that conditions on the support: ProtoNet, ridge, MetaQDA. Under NIW the weights of backbone and head have a
+    posterior per task, inferred from the support's own loss: by SGLD in training, and by variational inference from the
+    prior's mode at meta-test, as in the paper. One or a few images per class hardly narrow the prior, which SGLD at a
+    low temperature would not reflect.
 
     **Arguments**
 
     * **model** (EpisodicModel, or NIW of one) - The model.
     * **steps** (int, *optional*, default=0) - Inner steps, under NIW.
-    * **samples** (int, *optional*, default=1) - Networks of a prediction, under NIW.
+    * **samples** (int, *optional*, default=1) - Posterior samples per prediction, under NIW.
     """
 
     def __init__(self, model: nn.Module, steps: int = 0, samples: int = 1):
@@ -135,7 +136,7 @@ class Episodic(Method):
         return prediction.loss(task.y_query), prediction.probs
 
     def posterior(self, task: Tasks) -> GaussianWeights:
-        """Of a task's weights, at meta-test."""
+        """The posterior of a task's weights, at meta-test."""
         return self.module.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=self.steps)
 
     def log_probabilities(self, task: Tasks) -> Tensor:

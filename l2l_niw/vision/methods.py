@@ -1,4 +1,4 @@
-"""The methods that are compared: from a config to a network, with the same backbone, and the loop that it is for."""
+"""The methods that are compared, all with the same backbone: their titles, defaults and constructors."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +15,13 @@ from l2l_niw.heads import LeaveOneOut, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.heads.episodic import EpisodicModel
 from l2l_niw.vision.backbone import SHAPES, Backbone
 from l2l_niw.vision.config import Config
-from l2l_niw.vision.loops import ANIL, Episodic, Method, Reptile, Swap
+from l2l_niw.vision.loops import ANIL, Episodic, GradientBased, Method, Reptile
 
-OWN = ("lr", "inner_lr", "steps", "temperature", "prior_std", "samples")  # what methods may differ in
+METHOD_OPTIONS = ("lr", "inner_lr", "steps", "temperature", "prior_std", "samples")  # with a default per method
 
 
-def readout(make: Callable) -> Callable:
-    """A method of a classifier with a linear readout."""
+def linear_head(make: Callable) -> Callable:
+    """A builder of methods on a classifier with a linear head."""
 
     def made(config: Config) -> Method:
         body = Backbone(config)
@@ -31,7 +31,7 @@ def readout(make: Callable) -> Callable:
 
 
 def head(make: Callable, fixed: bool = False) -> Callable:
-    """A head by itself, on a backbone that is trained with it or stays as it was pretrained."""
+    """A builder of a head without NIW, on a backbone that is trained with it or stays as it was pretrained."""
 
     def made(config: Config) -> Method:
         body = Backbone(config).requires_grad_(not fixed)
@@ -41,13 +41,14 @@ def head(make: Callable, fixed: bool = False) -> Callable:
 
 
 def niw(model: nn.Module, config: Config, second_order: str = "last_layer") -> NIW:
+    """NIW around a model, with the config's options."""
     precision = None if config.prior_std is None else config.prior_std**-2
     options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": precision}
     return NIW(model, config.inner_lr, second_order=second_order, **options)  # type: ignore[arg-type]
 
 
 def niw_head(make: Callable) -> Callable:
-    """A head under NIW. With two shots or more inner steps predict each support image from the others."""
+    """A builder of a head under NIW. With two shots or more, inner steps predict each support image from the others."""
 
     def made(config: Config) -> Method:
         body = Backbone(config)
@@ -59,6 +60,7 @@ def niw_head(make: Callable) -> Callable:
 
 
 def protonet_head(features: int) -> NearestCentroid:
+    """ProtoNet's head: squared Euclidean distances to class means."""
     return NearestCentroid("euclidean", scale=5.0 / features, learn_scale=True)
 
 
@@ -68,7 +70,7 @@ def ridge_head(features: int) -> Ridge:
 
 
 def qda_head(features: int, inference: str = "bayesian") -> MetaQDA:
-    """Classes start wide beside the backbone's features, so that logits start small."""
+    """MetaQDA's head, with initial covariances that are wide beside the features, so that logits start small."""
     spread = 10.0 * features if inference == "bayesian" else 30.0 * (2 * features + 4)
     return MetaQDA(features, inference, spread=spread)
 
@@ -79,13 +81,17 @@ qda_map_head = partial(qda_head, inference="map")
 @dataclass(frozen=True)
 class Spec:
     """
+    **Description**
+
+    A method of the comparison.
+
     **Arguments**
 
-    * **title** (str) - As it stands in tables.
+    * **title** (str) - Its name in tables.
     * **build** (callable) - From a config to a method.
-    * **lr, inner_lr, steps, temperature, prior_std, samples** - What a config without them gets; None for what the
-        method does not have.
-    * **twin** (str, *optional*, default=None) - The same network without NIW.
+    * **lr, inner_lr, steps, temperature, prior_std, samples** - Defaults of `METHOD_OPTIONS`; None for what the method
+        does not have.
+    * **baseline** (str, *optional*, default=None) - The method with the same network and without NIW.
     * **fixed** (bool, *optional*, default=False) - Whether the backbone stays as it was pretrained.
     """
 
@@ -97,13 +103,14 @@ class Spec:
     temperature: Optional[float] = None
     prior_std: Optional[float] = None
     samples: Optional[int] = None
-    twin: Optional[str] = None
+    baseline: Optional[str] = None
     fixed: bool = False
 
 
 def learn2learn_maml(first_order: bool) -> Callable:
-    return readout(
-        lambda body, linear, config: Swap(
+    """A builder of learn2learn's MAML."""
+    return linear_head(
+        lambda body, linear, config: GradientBased(
             l2l.algorithms.MAML(nn.Sequential(body, linear), lr=config.inner_lr, first_order=first_order), config.steps
         )
     )
@@ -115,13 +122,13 @@ METHODS: Dict[str, Spec] = {
     "fomaml": Spec("first-order MAML", learn2learn_maml(True), inner_lr=0.1, steps=5),
     "anil": Spec(
         "ANIL",
-        readout(lambda body, linear, c: ANIL(body, l2l.algorithms.MAML(linear, lr=c.inner_lr), c.steps)),
+        linear_head(lambda body, linear, c: ANIL(body, l2l.algorithms.MAML(linear, lr=c.inner_lr), c.steps)),
         inner_lr=0.1,
         steps=5,
     ),
     "reptile": Spec(
         "Reptile",
-        readout(lambda body, linear, c: Reptile(reptile(nn.Sequential(body, linear), c.inner_lr), c.steps)),
+        linear_head(lambda body, linear, c: Reptile(reptile(nn.Sequential(body, linear), c.inner_lr), c.steps)),
         inner_lr=0.1,
         steps=5,
     ),
@@ -133,26 +140,26 @@ METHODS: Dict[str, Spec] = {
     "metaqda": Spec("MetaQDA, Bayesian", head(qda_head)),
     "niw": Spec(
         "NIW, linear",
-        readout(lambda body, linear, c: Swap(niw(nn.Sequential(body, linear), c), c.steps, c.samples)),
+        linear_head(lambda body, linear, c: GradientBased(niw(nn.Sequential(body, linear), c), c.steps, c.samples)),
         inner_lr=0.1,
         steps=5,
         temperature=1e-4,
         samples=5,
-        twin="maml",
+        baseline="maml",
     ),
-    "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), **HEAD, twin="protonet"),
-    "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), **HEAD, twin="ridge"),
-    "niw-qda": Spec("NIW, MetaQDA", niw_head(qda_head), **HEAD, twin="metaqda"),
+    "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), **HEAD, baseline="protonet"),
+    "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), **HEAD, baseline="ridge"),
+    "niw-qda": Spec("NIW, MetaQDA", niw_head(qda_head), **HEAD, baseline="metaqda"),
 }
 
 
 def trainable(config: Config) -> List[str]:
-    """The methods that a config leaves something to train from: a fixed backbone has to be pretrained."""
+    """The methods that can be trained with a config: a fixed backbone has to be pretrained."""
     return [name for name, spec in METHODS.items() if config.pretraining or not spec.fixed]
 
 
 def complete(config: Config) -> Config:
-    """A config with the method's own values where it has none, checked."""
+    """A config with the method's defaults in place of None, checked."""
     if config.method not in METHODS:
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}; got {config.method!r}.")
     if config.dataset not in SHAPES:
@@ -162,14 +169,18 @@ def complete(config: Config) -> Config:
         raise ArgumentError(
             f"pretraining must be 1 or more for {config.method}, whose backbone stays as it was pretrained. 10 will do."
         )
-    return config.filled(**{name: getattr(spec, name) for name in OWN})
+    return config.filled(**{name: getattr(spec, name) for name in METHOD_OPTIONS})
 
 
 def build(config: Config) -> Method:
     """
     **Description**
 
-    A method at its start, as the config's seed has it.
+    A method with its initial weights, as the config's seed gives them.
+
+    **Arguments**
+
+    * **config** (Config) - Its settings; the method's defaults where they are None.
 
     **Example**
 

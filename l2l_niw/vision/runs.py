@@ -5,7 +5,7 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, optim
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
 from l2l_niw.metrics import calibration
+from l2l_niw.models.checkpoints import read_state
 from l2l_niw.utils._checks import check_number
-from l2l_niw.utils._files import write
+from l2l_niw.utils._files import folder_of, locked, replacing, write
 from l2l_niw.utils._process import machine, peak_memory, postponed_interrupt
 from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
@@ -23,11 +24,12 @@ from l2l_niw.vision.loops import Method
 from l2l_niw.vision.methods import build, complete
 
 SAVE_EVERY = 60.0  # seconds
-KEPT = ("done", "seconds", "memory", "log", "recent")  # of a training, beside its tensors
+COUNTERS = ("done", "seconds", "memory", "log", "recent")  # of a training, saved beside its tensors
 COLUMNS = ("iteration", "seconds", "loss", "accuracy", "validation_accuracy", "validation_nll")
 
 
 def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = False) -> Tasksets:
+    """The training, validation and test tasks of a config."""
     return get_tasksets(
         config.dataset,
         config.ways,
@@ -45,12 +47,12 @@ class Training:
     """
     **Description**
 
-    A method in training: what goes into a checkpoint, and comes out of it.
+    A method in training, with all that a checkpoint holds.
 
     **Arguments**
 
-    * **method** (Method) - At its start.
-    * **config** (Config) - Complete.
+    * **method** (Method) - With its initial weights.
+    * **config** (Config) - As `complete` returns it.
     """
 
     def __init__(self, method: Method, config: Config):
@@ -60,10 +62,10 @@ class Training:
         self.schedule = optim.lr_scheduler.CosineAnnealingLR(self.opt, config.iterations)
         self.done, self.seconds, self.memory = 0, 0.0, 0.0
         self.log: List[Dict[str, float]] = []
-        self.recent: List[Tuple[float, float]] = []
+        self.recent: List[Tuple[float, float]] = []  # losses and accuracies since the last validation round
 
     def step(self, tasks: ImageTaskset) -> None:
-        """One batch of tasks."""
+        """One step of Adam, on a meta-batch of tasks."""
         self.opt.zero_grad()
         size = self.config.meta_batch
         for number in range(self.done * size, (self.done + 1) * size):
@@ -81,8 +83,8 @@ class Training:
         self.schedule.step()
         self.done += 1
 
-    def look(self, tasks: ImageTaskset) -> Dict[str, float]:
-        """A line of the log."""
+    def validate(self, tasks: ImageTaskset) -> Dict[str, float]:
+        """A validation round: one line of the log."""
         probabilities, y = (
             part.flatten(0, 1) for part in predictions(self.method, tasks, self.config.validation_tasks)
         )
@@ -95,56 +97,70 @@ class Training:
         return line
 
     def save(self, folder: Path) -> None:
+        """Writes checkpoint.pt and log.csv."""
         self.memory = max(peak_memory(), self.memory)  # nan stays nan
         state = {
             "module": self.method.module.state_dict(),
             "opt": self.opt.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": torch.get_rng_state(),
-            **{name: getattr(self, name) for name in KEPT},
+            **{name: getattr(self, name) for name in COUNTERS},
         }
-        new = folder / "checkpoint.new"
-        torch.save(state, new)
-        new.replace(folder / "checkpoint.pt")  # at once, so that a stop leaves the old one or the new one
-        text = io.StringIO(newline="")
+        with replacing(folder / "checkpoint.pt") as file:
+            torch.save(state, file)
+        self.save_log(folder)
+
+    def save_log(self, folder: Path) -> None:
+        """Writes log.csv, unless it is as it should be."""
+        text, path = io.StringIO(newline=""), folder / "log.csv"
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.log)
-        write(folder / "log.csv", text.getvalue())
+        if not path.exists() or path.read_bytes() != text.getvalue().encode():
+            write(path, text.getvalue())
 
     def restore(self, folder: Path) -> None:
-        try:
-            state = torch.load(folder / "checkpoint.pt", weights_only=True)
-        except Exception as error:  # torch's own are of many kinds
-            raise CheckpointError(f"{folder / 'checkpoint.pt'} cannot be read: {error}") from error
+        """Takes everything from checkpoint.pt."""
+        path, remedy = folder / "checkpoint.pt", "Delete it to train anew, or choose another folder."
+        state = read_state(path, ("module", "opt", "schedule", "random", *COUNTERS), remedy)
+        wrong = [name for name in COUNTERS if not isinstance(state[name], type(getattr(self, name)))]
+        if wrong:
+            raise CheckpointError(f"{path}: {', '.join(wrong)} cannot be those of a run. {remedy}")
         try:
             self.method.module.load_state_dict(state["module"])
-        except RuntimeError as error:
-            raise CheckpointError(f"{folder}: the checkpoint is of another network than config.json says.") from error
-        self.opt.load_state_dict(state["opt"])
-        self.schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["random"])
-        for name in KEPT:
+        except (RuntimeError, TypeError) as error:
+            raise CheckpointError(f"{path} is of another network than config.json says. {remedy}") from error
+        try:
+            self.opt.load_state_dict(state["opt"])
+            self.schedule.load_state_dict(state["schedule"])
+            torch.set_rng_state(state["random"])
+        except Exception as error:  # torch's own are of many kinds
+            raise CheckpointError(f"{path} holds no state of Adam or of the random numbers. {remedy}") from error
+        for name in COUNTERS:
             setattr(self, name, state[name])
 
 
 def read_log(folder: Path) -> List[Dict[str, float]]:
-    """A run's looks at the validation tasks so far."""
+    """A run's validation rounds so far."""
     path = folder / "log.csv"
     if not path.exists():
         return []
     try:
         with path.open(newline="") as file:
-            return [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
-    except (TypeError, ValueError) as error:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ValueError(f"its columns are not {', '.join(COLUMNS)}")
+            return [{name: float(line[name]) for name in COLUMNS} for line in reader]
+    except (TypeError, ValueError, csv.Error) as error:
         raise CheckpointError(
-            f"{path} cannot be read as a run's log: {error}. Delete it; training writes it anew, from the checkpoint."
+            f"{path} cannot be read as a run's log: {error}. Train the run with the same command again: it writes the "
+            "log from checkpoint.pt."
         ) from error
 
 
 def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional[str] = None) -> Tuple[Tensor, Tensor]:
-    """Probabilities of the first tasks, (tasks, m, ways), and labels, (tasks, m)."""
-    numbers = range(count)
+    """Probabilities of the first `count` tasks, (tasks, m, ways), and labels, (tasks, m)."""
+    numbers: Iterable[int] = range(count)
     if title is not None:
         numbers = require("tqdm", "examples").tqdm(numbers, desc=title, leave=False)
     found, labels = [], []
@@ -164,26 +180,36 @@ def train(
     """
     **Description**
 
-    Trains a method and returns the log. A run that was stopped, by Ctrl-C or otherwise, goes on from its checkpoint and
-    comes to the same weights as one that was not.
+    Trains a method and returns the log. A run that was stopped, by Ctrl-C or otherwise, resumes from its checkpoint and
+    ends with the same weights as one that was not. One process at a time trains in a folder.
 
     **Arguments**
 
     * **config** (Config) - What to train.
     * **folder** (str) - Of the run. One that holds a run with another config is refused.
-    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
+    * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
     * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
     """
-    config, folder = complete(config), Path(folder)
+    config, folder = complete(config), folder_of("folder", folder)
     tasksets = tasksets_of(config, root, download)
     training = Training(build(config), config)
-    config.save(folder)
-    if (folder / "checkpoint.pt").exists():
-        training.restore(folder)
-        if training.done == config.iterations:
-            return training.log
-    elif config.pretraining:
-        training.method.backbone.load_state_dict(start_of(config, root, download))
+    config.check(folder)
+    with locked(folder / ".lock"):
+        config.save(folder)
+        if (folder / "checkpoint.pt").exists():
+            training.restore(folder)
+        elif config.pretraining:
+            training.method.backbone.load_state_dict(start_of(config, root, download))
+        if training.done < config.iterations:
+            run_training(training, tasksets, folder)
+        else:
+            training.save_log(folder)
+    return training.log
+
+
+def run_training(training: Training, tasksets: Tasksets, folder: Path) -> None:
+    """All iterations that are left, with validation rounds and checkpoints; Ctrl-C ends it after one of them."""
+    config = training.config
     tqdm = require("tqdm", "examples").tqdm
     bar = tqdm(total=config.iterations, initial=training.done, desc=f"{config.method}, seed {config.seed}")
     marks = {round(config.iterations * (k + 1) / config.validations) for k in range(config.validations)}
@@ -199,8 +225,8 @@ def train(
             shown |= {"loss": f"{loss:.3f}", "accuracy": f"{100 * accuracy:.1f}%"}
             if training.done in marks:
                 pause = time.perf_counter()
-                line = training.look(tasksets.validation)
-                began += time.perf_counter() - pause  # a look is no training
+                line = training.validate(tasksets.validation)
+                began += time.perf_counter() - pause  # not counted as training
                 shown["validation"] = f"{100 * line['validation_accuracy']:.1f}%"
             bar.set_postfix(shown, refresh=False)
             if training.done in marks or time.perf_counter() - saved > SAVE_EVERY:
@@ -209,18 +235,17 @@ def train(
         training.save(folder)
     if training.done < config.iterations:
         raise KeyboardInterrupt
-    return training.log
 
 
 def trained(folder: Path) -> Training:
-    """The training that a folder holds, at its end."""
-    config = Config.load(folder)
+    """The finished training of a run's folder."""
+    config = complete(Config.load(folder))
     training = Training(build(config), config)
     if (folder / "checkpoint.pt").exists():
         training.restore(folder)
     if training.done < config.iterations:
         raise CheckpointError(
-            f"{folder} is trained for {training.done} of {config.iterations} iterations: go on with its training first."
+            f"{folder} is trained for {training.done} of {config.iterations} iterations: resume its training first."
         )
     return training
 
@@ -233,24 +258,33 @@ def evaluate(
 
     Scores a trained run on its test tasks: accuracy with its 95% interval over tasks, ECE, NLL, Brier score, and ECE
     and NLL after temperature scaling, fitted on validation tasks (None where no temperature is best). Writes
-    metrics.json, tasks.npz and a reliability diagram.
+    metrics.json, tasks.npz and a reliability diagram, and log.csv again if it is missing or broken.
 
     **Arguments**
 
     * **folder** (str) - Of the run.
-    * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
-    * **samples** (int, *optional*, default=None) - Networks of a prediction, where they are not to be the config's. The
-        run's own scores are left alone: the files are then called metrics-samples-N and so on.
+    * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
+    * **samples** (int, *optional*, default=None) - Posterior samples per prediction, the config's by default. With
+        another number the files are called metrics-samples-N and so on, beside the run's own.
     """
     require("torchmetrics", "vision")  # before all predictions are made, rather than after
     require("matplotlib", "examples")
-    folder = Path(folder)
+    folder = folder_of("folder", folder)
     training = trained(folder)
+    with locked(folder / ".lock"):
+        training.save_log(folder)
+        return score(training, folder, root, samples)
+
+
+def score(
+    training: Training, folder: Path, root: Union[str, Path, None] = None, samples: Optional[int] = None
+) -> Dict[str, Any]:
+    """What `evaluate` does with a training that is finished."""
     method, config, name = training.method, training.config, ""
     if samples is not None:
         check_number("samples", samples, 1, whole=True)
         if config.temperature is None:
-            raise ArgumentError(f"samples: {config.method} has no posterior to sample networks from.")
+            raise ArgumentError(f"samples: {config.method} has no posterior to sample from.")
         method.samples, name = samples, f"-samples-{samples}"
     tasksets, title = tasksets_of(config, root), f"{config.method}, seed {config.seed}"
     torch.manual_seed(config.seed)
@@ -273,8 +307,10 @@ def evaluate(
         "trained": sum(p.numel() for p in training.parameters if p in training.opt.state),  # what ever had a gradient
     }
     diagram = calibration.reliability(found.flatten(0, 1), y.flatten())
-    kept = {**diagram._asdict(), "accuracy_by_bin": diagram.accuracy, "accuracy": accuracy, "nll": nll}
-    np.savez_compressed(folder / f"tasks{name}.npz", **kept)
+    arrays = {**diagram._asdict(), "accuracy_by_bin": diagram.accuracy, "accuracy": accuracy, "nll": nll}
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write(folder / f"tasks{name}.npz", content.getvalue())
     calibration.plot_reliability({title: diagram}, folder / f"reliability{name}.png")
     write(folder / f"metrics{name}.json", json.dumps(metrics, indent=1) + "\n")  # last: it says that all is there
     return metrics

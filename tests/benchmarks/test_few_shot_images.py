@@ -65,7 +65,7 @@ def test_a_method_without_a_search_is_refused(here, capsys):
 
 
 def test_every_method_has_four_settings():
-    assert {METHODS[method].twin for method in METHODS} - {None} <= set(few_shot_images.SEARCHED)
+    assert {METHODS[method].baseline for method in METHODS} - {None} <= set(few_shot_images.SEARCHED)
     for method in few_shot_images.SEARCHED:
         assert len({json.dumps(own) for own in few_shot_images.space(method)}) == 4
     for column in few_shot_images.COLUMNS.values():

@@ -7,10 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-import l2l_niw.heads
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+import l2l_niw.heads
+from l2l_niw.errors import CheckpointError, InUseError
+from l2l_niw.utils._files import locked
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "heads"), str(ROOT / "benchmarks")]
@@ -23,6 +27,8 @@ import known_population
 import swap
 import swap_maml
 from processes import in_own_process
+from regression.base import Plain
+from regression.training import STATE, train
 
 TINY = {**swap.CONFIG, "filters": 4, "steps": 2, "meta_batch": 2, "queries": 2, "test_tasks": 4, "samples": 2}
 
@@ -156,7 +162,7 @@ def test_the_swap_benchmark_scores_every_method(method, omniglot, tmp_path, caps
     assert f"| {method} | 1 |" in capsys.readouterr().out
 
 
-def test_a_stopped_swap_goes_on_to_the_same_result(omniglot, tmp_path):
+def test_a_stopped_swap_resumes_to_the_same_result(omniglot, tmp_path):
     tasks = swap.taskset(swap.load_characters(omniglot, "background"), 5, 1, 2)
 
     def train(iterations, checkpoint):
@@ -169,6 +175,48 @@ def test_a_stopped_swap_goes_on_to_the_same_result(omniglot, tmp_path):
         assert torch.equal(value, parts[key]), key
     with pytest.raises(SystemExit, match="another budget"):  # it has had more already
         train(2, tmp_path / "whole.pt")
+
+
+def test_a_swap_s_checkpoint_holds_no_objects_and_an_older_one_is_named(omniglot, tmp_path, monkeypatch):
+    tasks = swap.taskset(swap.load_characters(omniglot, "background"), 5, 1, 2)
+    path, config = tmp_path / "NIW-0.pt", {**TINY, "iterations": 2}
+    swap.train("NIW", 0, tasks, config, path, every=2)
+    state = torch.load(path, weights_only=True)
+    assert tuple(state) == swap.STATE
+    states = {"numpy": np.random.get_state()}  # which has an array, and needs weights_only=False
+    for broken, message in (({**state, **states}, "cannot be read"), ([1], "holds a list"), ({}, "lacks wrapper, opt")):
+        torch.save(broken, path)
+        with pytest.raises(CheckpointError, match=rf"NIW-0.pt {message}.* Delete it to train anew"):
+            swap.train("NIW", 0, tasks, config, path, every=2)
+    line = ["swap.py", "--data", str(omniglot), "--methods", "NIW", "--seeds", "0", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit, match="swap.py: .*NIW-0.pt lacks wrapper"):
+        swap.main()
+    with locked(tmp_path / "NIW-0.lock"), pytest.raises(SystemExit, match="swap.py: .* is in use by process"):
+        swap.main()
+    monkeypatch.setattr(sys, "argv", [*line, "--seeds", str(2**32)])
+    with pytest.raises(SystemExit, match="2"):
+        swap.main()
+
+
+def test_a_regression_checkpoint_that_is_something_else_is_named_and_one_process_s(tmp_path):
+    path = tmp_path / "unfinished" / "ridge-0.pt"
+    path.parent.mkdir()
+    for content, message in (([1], "holds a list"), ({}, f"lacks {', '.join(STATE)}")):
+        torch.save(content, path)
+        with pytest.raises(CheckpointError, match=rf"ridge-0.pt {message}.* Delete it to train anew"):
+            train(Plain("ridge"), 0.01, 2, seed=0, checkpoint=path)
+    with locked(path.with_suffix(".lock")), pytest.raises(InUseError, match="unfinished is in use by process"):
+        train(Plain("ridge"), 0.01, 2, seed=0, checkpoint=path)
+
+
+def test_no_file_is_read_with_objects_that_may_run_code():
+    root = Path(swap.__file__).parents[1]
+    sources = [path for part in ("l2l_niw", "benchmarks", "examples") for path in (root / part).rglob("*.py")]
+    assert sources
+    for path in sources:
+        for call in re.findall(r"torch\.load\([^\n]*", path.read_text()):
+            assert "weights_only=True" in call, path
 
 
 def test_swaps_of_other_budgets_are_no_table(tmp_path):

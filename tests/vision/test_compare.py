@@ -46,11 +46,11 @@ def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     found = load(tmp_path)
     mean = np.mean([run.metrics["accuracy"] for run in found["niw-ncc"]])
     assert interval(found["niw-ncc"]).mean == pytest.approx(mean)
-    twin = np.mean([run.metrics["accuracy"] for run in found["protonet"]])
-    assert interval(found["niw-ncc"], found["protonet"]).mean == pytest.approx(mean - twin)
+    baseline = np.mean([run.metrics["accuracy"] for run in found["protonet"]])
+    assert interval(found["niw-ncc"], found["protonet"]).mean == pytest.approx(mean - baseline)
     assert f"{100 * mean:.2f} (" in text
     (line,) = [line for line in text.splitlines() if "(its twin)" in line]
-    assert line.startswith(f"| NIW, nearest centroid | ProtoNet (its twin) | 2 | {100 * (mean - twin):+.2f} (")
+    assert line.startswith(f"| NIW, nearest centroid | ProtoNet (its twin) | 2 | {100 * (mean - baseline):+.2f} (")
     nll = [np.mean([run.metrics["nll"] for run in found[name]]) for name in ("niw-ncc", "protonet")]
     assert f" | {nll[0] - nll[1]:+.4f} (" in line
     for path in tmp_path.glob("runs/*/tasks.npz"):
@@ -61,7 +61,7 @@ def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     assert (tmp_path / "reliability.png").exists()
 
 
-def test_niw_is_compared_with_its_twins_and_its_best_on_validation_tasks_with_all_on_seeds_that_both_have(tmp_path):
+def test_niw_is_compared_with_its_baselines_and_its_best_on_validation_tasks_with_all_on_seeds_that_both_have(tmp_path):
     def run(method, seed, ece, validation_nll, accuracy):
         metrics = {"accuracy": accuracy, "ece": ece, "ece_ts": None}
         tasks = {"accuracy": np.array([accuracy, accuracy + seed]), "nll": np.ones(2)}
@@ -198,7 +198,7 @@ def test_a_row_has_one_setting_and_a_seed_once(data, tmp_path):
         (tmp_path / name).unlink()
     tasks.unlink()
     assert "reliability.png" not in report(tmp_path)  # there is none to be shown
-    for name, message in (("metrics.json", "metrics.json cannot be read"), ("log.csv", "no log.csv")):
+    for name, message in (("metrics.json", "metrics.json cannot be read"), ("log.csv", "log.csv cannot be read")):
         (tmp_path / "runs" / "protonet-0" / name).write_text("{")
         with pytest.raises(CheckpointError, match=message):
             report(tmp_path)
@@ -240,7 +240,7 @@ def test_the_command_line_trains_tests_and_names_what_is_wrong(data, tmp_path, c
     assert "protonet has no steps" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["train", *arguments, "--out", str(tmp_path / "file")]) == 1
-    assert "cannot be a run's folder" in capsys.readouterr().err
+    assert "cannot be made a folder" in capsys.readouterr().err
     diverging = ["--method=fomaml", *LINE, "--inner-lr", "1e30"]
     assert main(["train", *diverging, "--out", str(tmp_path / "diverging")]) == DIVERGED
 

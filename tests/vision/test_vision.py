@@ -162,7 +162,7 @@ def test_niw_at_no_temperature_and_with_full_graphs_is_maml_in_the_same_loop():
         assert torch.allclose(p.grad, q.grad, atol=1e-5)
 
 
-def test_niw_averages_probabilities_over_its_networks():
+def test_niw_averages_probabilities_over_posterior_samples():
     method, task = build(replace(SMALL, method="niw", samples=3, temperature=1.0)), random_task()
     torch.manual_seed(0)
     found = method.log_probabilities(task)
@@ -172,7 +172,7 @@ def test_niw_averages_probabilities_over_its_networks():
     assert outputs.std(0).max() > 1e-3
 
 
-def test_heads_under_niw_average_over_networks_that_are_inferred_at_meta_test():
+def test_heads_under_niw_average_over_posterior_samples_that_are_inferred_at_meta_test():
     method, task = build(replace(SMALL, method="niw-ncc", samples=3, prior_std=0.2)), random_task()
     torch.manual_seed(0)
     found = method.log_probabilities(task)
@@ -246,27 +246,29 @@ def test_each_split_is_for_what_its_name_says(data, cache, tmp_path, monkeypatch
     config = complete(replace(SMALL, method="protonet", pretraining=1))
     tasksets, seen = runs.tasksets_of(config, data), []
     monkeypatch.setattr(runs, "tasksets_of", lambda *a: tasksets)
-    step, look, load = runs.Training.step, runs.Training.look, backbone.load_images
+    step, validate, load = runs.Training.step, runs.Training.validate, backbone.load_images
     monkeypatch.setattr(runs.Training, "step", lambda own, tasks: seen.append(("step", tasks)) or step(own, tasks))
-    monkeypatch.setattr(runs.Training, "look", lambda own, tasks: seen.append(("look", tasks)) or look(own, tasks))
+    monkeypatch.setattr(
+        runs.Training, "validate", lambda own, tasks: seen.append(("validate", tasks)) or validate(own, tasks)
+    )
     monkeypatch.setattr(backbone, "load_images", lambda *a: seen.append(("pretrain", a[1])) or load(*a))
     train(config, tmp_path / "run", data)
-    expected = {"step": tasksets.train, "look": tasksets.validation, "pretrain": "train"}
+    expected = {"step": tasksets.train, "validate": tasksets.validation, "pretrain": "train"}
     assert {what for what, _ in seen} == set(expected)
     assert all(given is expected[what] or given == "train" for what, given in seen)
 
 
-def test_looks_at_validation_tasks_are_no_training_time(data, tmp_path, monkeypatch):
+def test_validation_rounds_are_no_training_time(data, tmp_path, monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(runs.time, "perf_counter", lambda: float(next(clock)))
-    look = runs.Training.look
+    validate = runs.Training.validate
 
-    def slow_look(own, tasks):
+    def slow_validate(own, tasks):
         for _ in range(1000):
             next(clock)
-        return look(own, tasks)
+        return validate(own, tasks)
 
-    monkeypatch.setattr(runs.Training, "look", slow_look)
+    monkeypatch.setattr(runs.Training, "validate", slow_validate)
     log = train(replace(SMALL, method="protonet"), tmp_path, data)
     assert [line["iteration"] for line in log] == [2, 4]
     assert 0 < log[-1]["seconds"] < 100
@@ -276,10 +278,10 @@ def test_looks_at_validation_tasks_are_no_training_time(data, tmp_path, monkeypa
     ("name", "head"),
     [("protonet", NearestCentroid), ("ridge", Ridge), ("metaqda", MetaQDA), ("metaqda-map", MetaQDA)],
 )
-def test_a_method_has_the_head_of_its_name_and_under_niw_its_twin_s(name, head):
+def test_a_method_has_the_head_of_its_name_and_under_niw_its_baseline_s(name, head):
     own = build(replace(SMALL, method=name)).module.head
     assert type(own) is head
-    under = [method for method, spec in METHODS.items() if spec.twin == name]
+    under = [method for method, spec in METHODS.items() if spec.baseline == name]
     assert len(under) == (name != "metaqda-map")
     for method in under:
         theirs = build(replace(SMALL, method=method)).module.module.head
@@ -303,7 +305,7 @@ def test_a_log_that_was_cut_off_is_named(data, tmp_path):
         runs.read_log(tmp_path)
 
 
-def test_pretraining_tells_the_training_classes_apart(data, cache):
+def test_supervised_pretraining_helps_a_nearest_centroid_classifier(data, cache):
     """Its features are worth more to a nearest-centroid classifier than those of a random network."""
     config = complete(replace(SMALL, method="protonet", pretraining=15))
     tasks = runs.tasksets_of(config, data).train
@@ -349,7 +351,7 @@ def test_a_finished_run_is_not_trained_again_and_another_s_folder_is_refused(dat
         evaluate(tmp_path, data)
 
 
-def test_other_numbers_of_networks_leave_the_run_s_own_scores_alone(data, tmp_path):
+def test_other_numbers_of_samples_leave_the_run_s_own_scores_alone(data, tmp_path):
     train(replace(SMALL, method="niw"), tmp_path, data)
     own = evaluate(tmp_path, data)
     other = evaluate(tmp_path, data, samples=5)
@@ -371,7 +373,7 @@ def test_a_config_has_what_its_method_has_and_nothing_else():
 
 def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"ways": 5')
-    with pytest.raises(CheckpointError, match="cannot be read as a run's config"):
+    with pytest.raises(CheckpointError, match="config.json cannot be read: .* Restore the file"):
         Config.load(tmp_path)
 
 
