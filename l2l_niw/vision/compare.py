@@ -95,6 +95,7 @@ def compare(
     root: Union[str, Path, None] = None,
     jobs: int = 1,
     settings: Optional[Dict[str, dict]] = None,
+    done: Sequence[Config] = (),
 ) -> None:
     """
     **Description**
@@ -111,6 +112,7 @@ def compare(
     * **root** (str, *optional*, default=None) - Folder of the data; what the variable L2L_NIW_DATA says by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **settings** (dict, *optional*, default=None) - A method's own values of the config: {method: {name: value}}.
+    * **done** (sequence, *optional*, default=()) - Complete configs of runs whose results are kept elsewhere.
     """
     settings, methods = settings or {}, trainable(config) if methods is None else methods
     for name in (*methods, *settings):
@@ -132,8 +134,13 @@ def compare(
     for path in sorted((Path(folder) / "runs").glob("*/config.json")):
         config.check(path.parent, COMMON)  # or there would be no table
     configs = [
-        replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
+        complete(replace(config, method=method, seed=seed, **settings.get(method, {})))
+        for seed in seeds
+        for method in methods
     ]
+    configs = [c for c in configs if c not in done]
+    if not configs:
+        return
     failures = run_all([(c, Path(folder) / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))
