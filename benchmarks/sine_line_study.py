@@ -117,8 +117,8 @@ def report(results):
     plot(points, results / "study.png")
     budget, seeds = runs[0]["budget"], len({found["seed"] for found in runs})
     setup = (
-        f"Made by `python benchmarks/sine_line_study.py`. {machine()}. NIW with a Bayesian ridge head, {budget:,} batches "
-        f"of {TASKS} tasks, {seeds} seeds, validation tasks. Others as in {BASE}."
+        f"Made by `python benchmarks/sine_line_study.py`. {machine()}. NIW with a Bayesian ridge head, {budget:,} "
+        f"batches of {TASKS} tasks, {seeds} seeds, validation tasks. Others as in {BASE}."
     )
     print(
         page(

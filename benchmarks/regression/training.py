@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from l2l_niw.data import SineLine
 
-TASKS, POINTS = 20, 50  # tasks a batch, points of the training curve
+TASKS, POINTS = 20, 50  # tasks per batch, points of the training curve
 CLIP = 1.0  # the norm of a group's gradient
 SAVE_EVERY = 60.0  # seconds
 
@@ -18,7 +18,7 @@ def train(method, lr, budget, seed, checkpoint=None, title="", position=0):
     **Description**
 
     Trains a method in place and returns its curve, mean query losses over equal parts of the budget, and the seconds
-    it took. With a `checkpoint` path, a stopped run goes on where it was.
+    it took. With a `checkpoint` path, a stopped run resumes where it was.
     """
     groups = method.groups(lr)
     opt = optim.Adam(groups)

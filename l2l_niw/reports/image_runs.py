@@ -68,9 +68,9 @@ def load_run(folder: Path) -> Run:
 
 def load_packed(folder: Path) -> List[Run]:
     """All runs of a comparison's results.npz, none where there is no such file."""
-    path, runs = folder / FILE, []
+    path = folder / FILE
     if not path.exists():
-        return runs
+        return []
     arrays = read_arrays(path, ("runs", *ARRAYS))
     try:
         records = json.loads(str(arrays.pop("runs")))
@@ -79,6 +79,7 @@ def load_packed(folder: Path) -> List[Run]:
         raise CheckpointError(f"{path} holds no packed runs: {error}. {REMEDY}") from error
     if not configs or any(array.shape[:1] != (len(configs),) for array in arrays.values()):
         raise CheckpointError(f"{path} does not have the same runs in all of its arrays. {REMEDY}")
+    runs = []
     for i, (config, record) in enumerate(zip(configs, records)):
         own, tasks = path / f"{config.method}-{config.seed}", {name: array[i] for name, array in arrays.items()}
         check_keys(own, record, ("metrics", "log"), REMEDY)
@@ -109,8 +110,8 @@ def packed_configs(folder: Path, config: Config) -> List[Config]:
             one, another = getattr(other, key), getattr(config, key)
             if one != another:
                 raise ArgumentError(
-                    f"{folder / FILE} is of runs with {key} = {one!r}, not {another!r}. Choose another folder, or move it "
-                    "away."
+                    f"{folder / FILE} is of runs with {key} = {one!r}, not {another!r}. Choose another folder, or move "
+                    "it away."
                 )
     return found
 

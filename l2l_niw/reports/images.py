@@ -160,16 +160,17 @@ def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
 
 def pooled(runs: List[Run]) -> Optional[Reliability]:
     """The diagram of all seeds together."""
-    if any(run.tasks is None for run in runs):
+    tasks = [run.tasks for run in runs if run.tasks is not None]
+    if len(tasks) < len(runs):
         return None
-    counts = np.stack([run.tasks["counts"] for run in runs])
+    counts = np.stack([own["counts"] for own in tasks])
     weights = counts / np.maximum(counts.sum(0), 1)
 
     def mean(key: str) -> torch.Tensor:
-        total = (weights * np.nan_to_num(np.stack([run.tasks[key] for run in runs]))).sum(0)
+        total = (weights * np.nan_to_num(np.stack([own[key] for own in tasks]))).sum(0)
         return torch.from_numpy(np.where(counts.sum(0) > 0, total, np.nan))
 
-    bounds = torch.from_numpy(runs[0].tasks["bounds"])
+    bounds = torch.from_numpy(tasks[0]["bounds"])
     return Reliability(bounds, mean("confidence"), mean("accuracy_by_bin"), torch.from_numpy(counts.sum(0)))
 
 
@@ -187,8 +188,9 @@ def report(folder: Path) -> str:
     kept = intervals(folder, methods)
     config = asdict(next(iter(methods.values()))[0].config)
     plot_curves(methods, folder / "curves.png")
-    diagrams = {METHODS[name].title: pooled(runs) for name, runs in methods.items()}
-    if all(diagram is not None for diagram in diagrams.values()):
+    pools = {METHODS[name].title: pooled(runs) for name, runs in methods.items()}
+    diagrams = {title: diagram for title, diagram in pools.items() if diagram is not None}
+    if len(diagrams) == len(pools):
         plot_reliability(diagrams, folder / "reliability.png")
     results = [table(methods, kept)]
     if pairs(methods):
@@ -204,19 +206,18 @@ def setup(methods: Dict[str, List[Run]], config: Dict[str, Any]) -> str:
     """How the table was made."""
     budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in COMMON)
     text = (
-        f"Every method: {budget}; "
-        "learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of supervised pretraining on all training classes, "
-        "with the same weights for all methods of a seed. BatchNorm takes the statistics of the support and of the "
-        "query, each by itself, as in MAML: all methods are transductive. MetaQDA as published has a fixed backbone; its "
-        "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
-        "seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on "
-        "validation tasks. Seconds are of training, on one thread; memory is the whole process's peak, with code and "
-        f"images.{machines(methods)}"
+        f"Every method: {budget}; learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of supervised "
+        "pretraining on all training classes, with the same weights for all methods of a seed. BatchNorm takes the "
+        "statistics of the support and of the query, each by itself, as in MAML: all methods are transductive. MetaQDA "
+        "as published has a fixed backbone; its other rows, and NIW with it, train the backbone too. Accuracy: mean "
+        "and 95% interval over test tasks and seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
+        "after temperature scaling, fitted on validation tasks. Seconds are of training, on one thread; memory is the "
+        f"whole process's peak, with code and images.{machines(methods)}"
     )
     if pairs(methods):
         text += (
-            "\n\nWhat NIW changes: NIW beside its baseline, the same network without it, and beside everything else the "
-            "NIW with the lowest NLL on validation tasks. Differences are paired, task by task and seed by seed."
+            "\n\nWhat NIW changes: NIW beside its baseline, the same network without it, and beside everything else "
+            "the NIW with the lowest NLL on validation tasks. Differences are paired, task by task and seed by seed."
         )
     return text
 

@@ -60,7 +60,7 @@ def test_a_method_without_a_search_is_refused(here, capsys):
     call, results, _ = here
     with pytest.raises(SystemExit):
         call("--columns", "small", "--methods", "niw", "--tune")
-    assert "--tune: niw has its twin's settings" in capsys.readouterr().err
+    assert "--tune: niw has its baseline's settings" in capsys.readouterr().err
     assert not results.exists()
 
 
@@ -75,7 +75,7 @@ def test_every_method_has_four_settings():
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
     call("--tune", "--methods", "protonet", "niw-ncc")
-    assert len(started) == 5  # NIW has its twin's learning rate, and one training to find a width
+    assert len(started) == 5  # NIW has its baseline's learning rate, and one training to find a width
     found = json.loads((folder / "search" / "protonet.json").read_text())
     assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
     best = min(found, key=lambda line: line["validation_nll"])
