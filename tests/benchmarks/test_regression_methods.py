@@ -1,6 +1,7 @@
 """The methods of the Sine-Line benchmark are what their papers and learn2learn say."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -204,10 +205,21 @@ def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, c
     monkeypatch.setattr(sine_line, "run", lambda *a: pytest.fail("it was run again"))
     sine_line.main()
     assert (tmp_path / "README.md").read_text() == table
-    for path in (tmp_path / "tasks").iterdir():
-        path.unlink()
+    for name in ("tasks", "runs"):
+        shutil.rmtree(tmp_path / name)
+        sine_line.main()
+        assert (tmp_path / "README.md").read_text() == table
+
+
+def test_a_new_row_joins_those_that_are_packed(tmp_path, monkeypatch):
+    line = ["sine_line.py", "--budget", "8", "--test-tasks", "60", "--seeds", "0", "--results", str(tmp_path), "--rows"]
+    monkeypatch.setattr(sys, "argv", [*line, "ridge"])
     sine_line.main()
-    assert (tmp_path / "README.md").read_text() == table
+    shutil.rmtree(tmp_path / "runs")
+    monkeypatch.setattr(sys, "argv", [*line, "ridge", "bayesian-ridge"])
+    sine_line.main()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["bayesian-ridge-0.json"]
+    assert "RidgeNet" in (tmp_path / "README.md").read_text()
 
 
 def test_an_infinite_error_is_shown_as_such(tmp_path, monkeypatch):

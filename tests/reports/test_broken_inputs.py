@@ -1,5 +1,6 @@
 """Broken results: one line that names the file and the remedy, and no traceback."""
 
+import contextlib
 import json
 import shutil
 
@@ -8,10 +9,17 @@ import pytest
 from result_folders import write_image_run, write_sine_line_run
 
 from l2l_niw.__main__ import main
-from l2l_niw.reports import pack, report
+from l2l_niw.errors import NIWError
+from l2l_niw.reports import images, pack, report, sine_line
 from l2l_niw.reports._packed import read_arrays, write_arrays
 
 NPZ, JSONL = "results.npz", "results.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    for module, plot in ((images, "plot_curves"), (images, "plot_reliability"), (sine_line, "plot")):
+        monkeypatch.setattr(module, plot, lambda *_: None)
 
 
 def refused(folder, capsys):
@@ -94,8 +102,8 @@ def test_a_report_needs_no_checkpoint_and_passes_over_what_is_not_tested(compari
 
 
 def test_a_page_that_cannot_be_written_is_named(comparison, capsys):
-    (comparison / "curves.png").mkdir()
-    assert "the report cannot be written" in refused(comparison, capsys)
+    (comparison / "README.md").mkdir()
+    assert "README.md" in refused(comparison, capsys)
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]", '{"protonet": 3}', '{"protonet": {"of": "1", "accuracy": [1]}}'])
@@ -117,7 +125,8 @@ def test_a_packed_comparison_that_is_damaged_never_ends_in_a_traceback(packed):
         damaged = bytearray(whole)
         damaged[place] ^= int(random.integers(1, 256))
         (packed / NPZ).write_bytes(bytes(damaged))
-        assert main(["report", str(packed)]) in (0, 1)
+        with contextlib.suppress(NIWError):
+            report(packed)
 
 
 @pytest.mark.parametrize(
