@@ -11,21 +11,25 @@ Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on 
 Every method has the same backbone, the same training tasks, as many of them, and a search over four settings: learning
 rates, after a quarter of the training, or all of it for a head alone. NIW has those of the same network without it, and
 with a head searches the width of its prior too; inner steps of heads, which have none without NIW, were set by hand.
-A run that was stopped goes on where it was, and a finished one is not run again. Where settings have changed, a run
-with the old ones has to be moved away first.
+A run that was stopped resumes where it was, and a finished one is not run again. A column's finished runs are packed
+into its results.npz, from which its report can be made again and which counts as done; the folders under runs/ stay as
+they are. Where settings have changed, the folder of a run with the old ones has to be moved away first.
 """
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import torch
 
-from l2l_niw.metrics import calibration
 from l2l_niw.errors import NIWError
-from l2l_niw.reports import report
+from l2l_niw.metrics import calibration
+from l2l_niw.reports import pack, report
+from l2l_niw.reports.image_runs import FILE, packed_configs
+from l2l_niw.utils._files import read_json, write
 from l2l_niw.vision import METHODS, Config
 from l2l_niw.vision.compare import compare, run_all
 from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
@@ -69,8 +73,11 @@ def trials(column, method, results):
 
 
 def read_settings(column, results):
-    path = results / column / "settings.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_object(results / column / "settings.json")
+
+
+def read_object(path):
+    return read_json(path, "Restore it from git, or search anew with --tune.") if path.exists() else {}
 
 
 def choose(column, method, settings, lines, results):
@@ -79,9 +86,9 @@ def choose(column, method, settings, lines, results):
     if not finished:
         raise RuntimeError(f"every setting of {method} failed, the last one with: {lines[-1]['error']}")
     best = settings[min(finished, key=lambda i: lines[i]["validation_nll"])]
-    (results / column / "search" / f"{method}.json").write_text(json.dumps(lines, indent=1) + "\n")
-    text = json.dumps({**read_settings(column, results), method: best}, indent=1)
-    (results / column / "settings.json").write_text(text + "\n")
+    for name, own in (("search.json", lines), ("settings.json", best)):
+        path = results / column / name
+        write(path, json.dumps({**read_object(path), method: own}, indent=1) + "\n")
 
 
 def run_trials(runs, data, jobs):
@@ -94,9 +101,9 @@ def run_trials(runs, data, jobs):
 
 
 def settings_of(column, method, results, width=True):
-    """What the searches have chosen: a method's learning rates, or its twin's, and the width of a head's prior."""
-    found, twin = read_settings(column, results), METHODS[method].baseline or method
-    wanted = [twin, method] if width and method in HEADS else [twin]
+    """What the searches have chosen: a method's learning rates, or its baseline's, and the width of a head's prior."""
+    found, baseline = read_settings(column, results), METHODS[method].baseline or method
+    wanted = [baseline, method] if width and method in HEADS else [baseline]
     for name in wanted:
         if name not in found:
             print(f"{column}: no settings were searched for {name}; {method} has defaults.")
@@ -150,9 +157,12 @@ def score_width(folder, width, data):
 
 
 def table(column, args):
-    """Trains and tests every method with the settings that the searches have chosen."""
+    """Trains and tests every method with the settings that the searches have chosen, and packs the results."""
+    config, folder = COLUMNS[column], args.results / column
     settings = {method: settings_of(column, method, args.results) for method in args.methods}
-    compare(COLUMNS[column], args.results / column, args.methods, args.seeds, args.data, args.jobs, settings)
+    done = packed_configs(folder, config)
+    compare(config, folder, args.methods, args.seeds, args.data, args.jobs, settings, done)
+    pack(folder)
 
 
 def main():
@@ -170,7 +180,7 @@ def main():
     args = parser.parse_args()
     unsearched = [method for method in args.methods if method not in (*SEARCHED, *HEADS)]
     if args.tune and len(unsearched) == len(args.methods):
-        parser.error(f"--tune: {', '.join(unsearched)} has its twin's settings, and no search of its own.")
+        parser.error(f"--tune: {', '.join(unsearched)} has its baseline's settings, and no search of its own.")
     for column in args.columns:
         if args.tune:
             search(column, args.methods, args.data, args.jobs, args.results)
@@ -178,11 +188,15 @@ def main():
             continue
         if not args.report:
             table(column, args)
-        if any((args.results / column / "runs").glob("*/metrics.json")):
-            print(report(args.results / column))
+        folder = args.results / column
+        if (folder / FILE).exists() or any((folder / "runs").glob("*/metrics.json")):
+            print(report(folder))
         else:
             print(f"{column}: nothing has been run yet under {args.results}.")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NIWError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -3,7 +3,7 @@
 """
 What a head adds to the time of a Conv-4 episode under NIW.
 
-    python benchmarks/heads.py                       # 84x84, 5-way 1-shot, 15 queries a class, k = 5
+    python benchmarks/heads.py                       # 84x84, 5-way 1-shot, 15 queries per class, k = 5
     python benchmarks/heads.py --shots 5 --rounds 2
 
 Two whole episodes differ by more from one moment to the next than by their heads, so the head's part is measured by
@@ -138,7 +138,7 @@ def table(results, args):
         )
     body = "\n".join(rows)
     setting = (
-        f"Conv-4 with {FEATURES} filters on 84x84, 5-way {args.shots}-shot, {args.queries} queries a class, NIW with "
+        f"Conv-4 with {FEATURES} filters on 84x84, 5-way {args.shots}-shot, {args.queries} queries per class, NIW with "
         f"k = {args.steps}, {args.threads} thread(s), {args.rounds} rounds, each head in its own process. {machine()}."
     )
     return f"# What a head adds to an episode\n\n{body}\n\n{setting}\n\n{command()}\n"
@@ -146,8 +146,8 @@ def table(results, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shots", type=int, default=1, help="support images a class")
-    parser.add_argument("--queries", type=int, default=15, help="query images a class")
+    parser.add_argument("--shots", type=int, default=1, help="support images per class")
+    parser.add_argument("--queries", type=int, default=15, help="query images per class")
     parser.add_argument("--steps", type=int, default=5, help="inner steps, k")
     parser.add_argument("--episodes", type=int, default=5, help="timed Conv-4 episodes; 20 times as many on features")
     parser.add_argument("--rounds", type=int, default=3, help="how often each head has its turn")

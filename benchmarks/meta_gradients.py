@@ -40,7 +40,7 @@ def gradient(wrapper, tasks, steps):
 
 
 def compare(model, tasks, lr, steps):
-    """Lines of the table: name, cosine, ratio of lengths, seconds a task."""
+    """Lines of the table: name, cosine, ratio of lengths, seconds per task."""
     exact, seconds = gradient(l2l.algorithms.MAML(model, lr=lr), tasks, steps)
     lines = [("learn2learn's MAML", 1.0, 1.0, seconds / len(tasks))]
     for second_order in ("none", "last_layer", "all"):
@@ -63,8 +63,8 @@ def main():
     parser.add_argument(
         "--dataset", default="omniglot", help="omniglot, cifarfs, fc100, mini-imagenet, tiered-imagenet"
     )
-    parser.add_argument("--ways", type=int, default=20, help="classes a task")
-    parser.add_argument("--shots", type=int, default=1, help="support images of a class")
+    parser.add_argument("--ways", type=int, default=20, help="classes per task")
+    parser.add_argument("--shots", type=int, default=1, help="support images per class")
     parser.add_argument("--steps", type=int, default=5, help="inner steps")
     parser.add_argument("--inner-lr", type=float, default=0.1, help="learning rate of the inner steps")
     parser.add_argument("--tasks", type=int, default=20, help="tasks of the gradient")
@@ -80,7 +80,7 @@ def main():
     if config.pretraining:
         method.backbone.load_state_dict(start_of(config, args.data))
     model, done = method.module.module, 0
-    print("| after batches | gradient of | cosine with MAML's | length / MAML's | ms a task |\n|---|---|---|---|---|")
+    print("| after batches | gradient of | cosine with MAML's | length / MAML's | ms per task |\n|---|---|---|---|---|")
     for batches in sorted(args.batches):
         train(model, tasks, args.inner_lr, args.steps, batches - done, 4, args.tasks + 4 * done)
         done = batches

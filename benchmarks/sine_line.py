@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 
 """
-Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML and neural processes, and the best answer
-that there is.
+Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML and neural processes, and the Bayes-optimal
+predictor.
 
     python benchmarks/sine_line.py --tune --jobs 2       # search settings, on validation tasks: four for every row
     python benchmarks/sine_line.py --jobs 2              # train and score every row, five seeds, on the same test tasks
@@ -10,7 +10,8 @@ that there is.
     python benchmarks/sine_line.py --report              # tables and plots of what has been run
 
 Every row sees the same number of batches of the same tasks, and predicts the same test tasks. A run that was stopped
-goes on where it was; a finished one is not run again, unless its budget or its settings have changed.
+resumes where it was; a finished one is not run again, unless its budget or its settings have changed. Finished runs are
+packed into results.jsonl, from which the report can be made again and which counts as done.
 """
 
 import argparse
@@ -23,15 +24,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from regression.rows import BAYES, ROWS, TITLES, TWINS
+from regression.rows import BASELINES, BAYES, ROWS, TITLES
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, start_again, tensors_of, train
 from tqdm import tqdm
 
 from l2l_niw.data import BayesOptimal, SineLine
 from l2l_niw.errors import NIWError
+from l2l_niw.reports import pack, report
+from l2l_niw.reports._packed import read_lines
+from l2l_niw.reports.sine_line import load_runs
+from l2l_niw.utils._files import read_json, write
 from l2l_niw.utils._process import machine
-from l2l_niw.reports import report
 
 RESULTS = Path(__file__).parent / "results" / "sine_line"
 TUNING_SEED = 100
@@ -40,7 +44,7 @@ TUNING_SEED = 100
 def settings_of(row, results):
     """What the search has chosen, or the first of the row's settings where there was none."""
     path = results / "settings.json"
-    chosen = json.loads(path.read_text()) if path.exists() else {}
+    chosen = read_json(path, "Restore it from git, or search anew with --tune.") if path.exists() else {}
     return chosen.get(row, {}).get("settings", ROWS[row].space[0])
 
 
@@ -48,7 +52,7 @@ BUILT = {}
 
 
 def build(row, settings, seed):
-    """A method at its start, built once a process."""
+    """A method at its start, built once per process."""
     own = {key: value for key, value in settings.items() if key != "outer_lr"}
     torch.manual_seed(seed)
     fresh = ROWS[row].build(**own)
@@ -71,11 +75,11 @@ def run(row, seed, budget, test_tasks, results):
     errors, nlls, levels = score(predict, tasks, seed, f"{row}, seed {seed}: test")
     (results / "tasks").mkdir(parents=True, exist_ok=True)
     np.savez_compressed(results / "tasks" / f"{row}-{seed}.npz", mse=errors.numpy(), nll=nlls.numpy())
-    found = {"row": row, "title": TITLES[row], "twin": TWINS[row], "seed": seed}
+    found = {"row": row, "title": TITLES[row], "baseline": BASELINES[row], "seed": seed}
     found |= {"settings": settings, "budget": 0 if row == BAYES else budget}
     found |= {"batch": TASKS, "test_tasks": test_tasks, **summary(errors, nlls, levels), **facts, "machine": machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1))
+    write(path, json.dumps(found, indent=1) + "\n")
 
 
 def tune(row, index, budget, results):
@@ -94,9 +98,7 @@ def tune(row, index, budget, results):
 
 def choose(results):
     """Writes the settings with the lowest validation error of every row whose search is done."""
-    path = results / "tuning.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    chosen = {}
+    lines, chosen = read_lines(results / "tuning.jsonl"), {}
     for row in ROWS:
         trials = {trial["index"]: trial for trial in lines if trial["row"] == row}
         if len(trials) == len(ROWS[row].space):
@@ -110,17 +112,14 @@ def choose(results):
 
 def is_done(kind, row, number, args):
     if kind == "tune":
-        path = args.results / "tuning.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return any(t["row"] == row and t["index"] == number for t in lines)
-    path = args.results / "runs" / f"{row}-{number}.json"
-    if not path.exists():
+        return any(t["row"] == row and t["index"] == number for t in read_lines(args.results / "tuning.jsonl"))
+    found = load_runs(args.results).get((row, number))
+    if found is None:
         return False
-    found = json.loads(path.read_text())
     if row == BAYES:
         return found["test_tasks"] == args.test_tasks
     wanted = (args.budget, args.test_tasks, settings_of(row, args.results))
-    return (found["budget"], found["test_tasks"], found["settings"]) == wanted
+    return (found["budget"], found["test_tasks"], found.get("settings")) == wanted
 
 
 def jobs_of(args):
@@ -193,8 +192,12 @@ def main():
         if args.tune:
             choose(args.results)
             return
+        pack(args.results)
     print(report(args.results))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NIWError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -1,46 +1,48 @@
 #!/usr/bin/env python3
 
 """
-What the number of Langevin steps, the burn-in, the networks of a prediction and n_0 do: Sine-Line, NIW with a Bayesian
-ridge head, one of them changed at a time.
+What the number of Langevin steps, the burn-in, the posterior samples and n_0 do: Sine-Line, NIW with a Bayesian ridge
+head, one of them changed at a time.
 
     python benchmarks/sine_line_study.py                 # half an hour on one core
     python benchmarks/sine_line_study.py --report        # the plot of what has been run
 
-Scores are of validation tasks. A stopped run goes on where it was.
+Scores are of validation tasks. A stopped run resumes where it was.
 """
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import torch
-from processes import publish
 from regression.niw import NIWMethod
 from regression.rows import GGN
 from regression.scoring import score, summary, tasks_of
 from regression.training import TASKS, start_again, train
 
 from l2l_niw.errors import NIWError
+from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_lines
+from l2l_niw.reports._pages import page
 from l2l_niw.utils._process import machine
 
 RESULTS = Path(__file__).parent / "results" / "sine_line_study"
 BASE = {"steps": 5, "burn_in": 4, "samples": 10, "n0": None}
-NETWORKS = [1, 2, 5, 10, 30]  # of a prediction, of a network that is trained once
+SAMPLES = [1, 2, 5, 10, 30]  # of the posterior, per prediction; the network is trained once
 VALUES = {
     "steps": [1, 2, 3, 5, 8],  # with a burn-in of all but the last
     "burn_in": [0, 2, 3, 4],
     "n0": [1.0, 100.0, 10_000.0],
-    "samples": NETWORKS,
-    "samples_ggn": NETWORKS,
+    "samples": SAMPLES,
+    "samples_ggn": SAMPLES,
 }
 TITLES = {
     "steps": "Langevin steps",
     "burn_in": "burn-in, of 5 steps",
     "n0": "n_0 at first",
-    "samples": "networks",
-    "samples_ggn": "networks, ggn",
+    "samples": "posterior samples",
+    "samples_ggn": "posterior samples, ggn",
 }
 
 
@@ -51,7 +53,7 @@ def settings(name, value):
 
 
 def trainings():
-    """Every setting that has to be trained: not one for each number of networks."""
+    """Every setting that has to be trained: not one for each number of posterior samples."""
     found = [settings(name, value) for name in ("steps", "burn_in", "n0") for value in VALUES[name]]
     return [s for i, s in enumerate(found) if s not in found[:i]] + [settings("samples_ggn", BASE["samples"])]
 
@@ -63,11 +65,11 @@ def run(chosen, seed, budget, test_tasks, built):
     about = {"seed": seed, "budget": budget}
     try:
         _, seconds = train(method, 0.004, budget, seed, title=f"{chosen}, seed {seed}")
-    except (RuntimeError, NIWError) as error:  # a setting under which chains fly off is a finding too
+    except (RuntimeError, NIWError) as error:  # a setting under which chains diverge is a finding too
         yield {"settings": chosen, **about, "error": str(error).splitlines()[0]}
         return
     tasks = tasks_of("validation", test_tasks)
-    for samples in NETWORKS if chosen in (BASE, {**BASE, **GGN}) else [chosen["samples"]]:
+    for samples in SAMPLES if chosen in (BASE, {**BASE, **GGN}) else [chosen["samples"]]:
         method.samples = samples
         found = summary(*score(method.predict, tasks))
         del found["reliability"]
@@ -86,9 +88,18 @@ def line(found, failed):
     return " | ".join(shown) + f"{f', {failed} diverged' if failed else ''} | {ece:.4f} | {seconds:.0f}"
 
 
-def report(results):
+def load_runs(results):
     path = results / "runs.jsonl"
-    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    runs = read_lines(path)
+    for found in runs:
+        numbers = ("seed", "budget") if "error" in found else ("seed", "budget", "seconds", "mse", "nll", "r_ece")
+        check_keys(path, found, ["settings"], REMEDY)
+        check_numbers(path, found, numbers, REMEDY)
+    return runs
+
+
+def report(results):
+    runs = load_runs(results)
     if not runs:
         print("Nothing has been run yet.")
         return
@@ -104,16 +115,16 @@ def report(results):
             if found:
                 lines.append(f"| {TITLES[name]} | {value:g} | {line(finished, len(found) - len(finished))} |")
     plot(points, results / "study.png")
-    notes, seeds = results / "notes.md", len({found["seed"] for found in runs})
-    text = [
-        "# Steps, burn-in, networks and n_0",
-        f"Made by `python benchmarks/sine_line_study.py`. {machine()}. NIW with a Bayesian ridge head, "
-        f"{runs[0]['budget']:,} batches of {TASKS} tasks, {seeds} seeds, validation tasks. Others as in {BASE}.",
-        "![MSE and NLL](study.png)",
-        "\n".join(lines),
-        *([notes.read_text().strip()] if notes.exists() else []),
-    ]
-    publish("\n\n".join(text) + "\n", results / "README.md")
+    budget, seeds = runs[0]["budget"], len({found["seed"] for found in runs})
+    setup = (
+        f"Made by `python benchmarks/sine_line_study.py`. {machine()}. NIW with a Bayesian ridge head, {budget:,} "
+        f"batches of {TASKS} tasks, {seeds} seeds, validation tasks. Others as in {BASE}."
+    )
+    print(
+        page(
+            results, "Steps, burn-in, posterior samples and n_0", ["![MSE and NLL](study.png)", "\n".join(lines)], setup
+        )
+    )
 
 
 def plot(points, path):
@@ -152,8 +163,7 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
     path = args.results / "runs.jsonl"
     if not args.report:
-        lines = path.read_text().splitlines() if path.exists() else []
-        done = [(f["settings"], f["seed"], f["budget"]) for f in map(json.loads, lines)]
+        done = [(found["settings"], found["seed"], found["budget"]) for found in load_runs(args.results)]
         for chosen in trainings():
             built = {}
             for seed in args.seeds:
@@ -165,4 +175,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NIWError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

@@ -7,7 +7,8 @@ The swap: learn2learn's MAML loop on Omniglot, in which only the constructor dif
     python benchmarks/swap.py --data ROOT --methods NIW      # one method
     python benchmarks/swap.py --report                       # the table from what has been run
 
-A run that was stopped resumes; a finished one is not run again.
+A run that was stopped resumes where it was; a finished one is not run again. Finished runs are packed into
+results.jsonl, from which the table can be made again and which counts as done.
 """
 
 import argparse
@@ -26,14 +27,15 @@ from tqdm import tqdm
 
 from l2l_niw import NIW
 from l2l_niw.data.images import read_folders
-from l2l_niw.errors import NIWError
+from l2l_niw.errors import CheckpointError, NIWError
 from l2l_niw.metrics import calibration
 from l2l_niw.models.checkpoints import read_state
-from l2l_niw.utils._files import locked, make_folder, replacing, write
+from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_lines, write_lines
+from l2l_niw.utils._files import locked, make_folder, read_json, replacing, write
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
-RESULTS = Path(__file__).parent / "results" / "swap"
+RESULTS, FILE = Path(__file__).parent / "results" / "swap", "results.jsonl"
 CONFIG = {
     "ways": 5,
     "shots": 1,
@@ -207,10 +209,10 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
 
 def run(method, seed, root, config, results, build=None):
     """Trains and scores one method with one seed, unless its result is there already."""
-    path = results / f"{method}-{seed}.json"
-    if path.exists():
-        if json.loads(path.read_text())["config"] != config:
-            sys.exit(f"{path} was run with another budget; move it away, or give another --results.")
+    found = load_runs(results).get((method, seed))
+    if found is not None:
+        if found["config"] != config:
+            sys.exit(f"{results}: {method}-{seed} was run with another budget; give another --results.")
         return
     make_folder(results)
     with locked(results / f"{method}-{seed}.lock"):
@@ -241,11 +243,31 @@ def train_and_test(method, seed, root, config, results, build=None):
     print(method, seed, result["test"])
 
 
+def load_runs(results):
+    """{(method, seed): run}, in the order of `METHODS`. A run's own file wins over what was packed of it."""
+    found = [(results / FILE, run) for run in read_lines(results / FILE)]
+    for path in results.glob("*-[0-9]*.json"):
+        found.append((path, read_json(path, "Delete it, and run it anew.")))
+    for path, run in found:
+        check_keys(path, run, ("method", "seed", "config", "seconds", "machine", "test"), REMEDY)
+        check_numbers(path, run["test"], ("accuracy", "ece", "nll", "brier"), REMEDY)
+        if run["method"] not in METHODS:
+            raise CheckpointError(f"{path}: there is no method {run['method']!r}. {REMEDY}")
+    runs = {(run["method"], run["seed"]): run for _, run in found}
+    return {key: runs[key] for key in sorted(runs, key=lambda key: (list(METHODS).index(key[0]), key[1]))}
+
+
+def runs_by_method(results):
+    found = {method: [] for method in METHODS}
+    for (method, _), run in load_runs(results).items():
+        found[method].append(run)
+    return found
+
+
 def table(results):
     """Markdown: means over seeds, with the standard error of the mean."""
     rows = ["| method | seeds | accuracy % | ECE % | NLL | Brier | training, s |", "|---|---|---|---|---|---|---|"]
-    for method in METHODS:
-        runs = [json.loads(p.read_text()) for p in sorted(results.glob(f"{method}-[0-9]*.json"))]
+    for method, runs in runs_by_method(results).items():
         if not runs:
             continue
         cells = []
@@ -260,12 +282,11 @@ def table(results):
 
 def verdict(results):
     """The two questions that the benchmark asks, answered once every method has run with the same seeds."""
-    mean, paths = {}, {method: sorted(results.glob(f"{method}-[0-9]*.json")) for method in METHODS}
-    if not all(paths.values()) or len({len(own) for own in paths.values()}) > 1:
+    mean, found = {}, runs_by_method(results)
+    if not all(found.values()) or len({len(own) for own in found.values()}) > 1:
         return "Not every method has run with every seed yet."
-    for method, own in paths.items():
-        runs = [json.loads(p.read_text())["test"] for p in own]
-        mean[method] = {key: np.mean([r[key] for r in runs]) for key in runs[0]}
+    for method, own in found.items():
+        mean[method] = {key: np.mean([run["test"][key] for run in own]) for key in ("accuracy", "ece")}
     first, second = (100 * (mean["NIW"]["accuracy"] - mean[name]["accuracy"]) for name in ("FO-MAML", "MAML"))
     ratio = mean["NIW"]["ece"] / mean["MAML"]["ece"]
     return (
@@ -276,7 +297,7 @@ def verdict(results):
 
 def report(results):
     """Prints the table, and writes it beside the runs with the budget and the machine."""
-    runs = [json.loads(p.read_text()) for p in sorted(results.glob("*.json"))]
+    runs = list(load_runs(results).values())
     if not runs:
         sys.exit(f"Nothing has been run yet under {results}; call this script with --data ROOT first.")
     for run in runs:
@@ -290,7 +311,7 @@ def report(results):
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
-        "their adapted network, NIW with the average over posterior samples; FO-NIW has first_order=True. "
+        "their adapted network, NIW with the average over its posterior samples; FO-NIW has first_order=True. "
         "Seconds are wall-clock, and rows were run on other machines, beside other work: `benchmarks/complexity.py` is "
         "what compares costs.\n\n"
         f"{verdict(results)}\n\n"
@@ -329,8 +350,12 @@ def run_all(args):
         for seed in args.seeds:
             for method in args.methods:
                 run(method, seed, args.data, config, args.results)
+        write_lines(args.results / FILE, load_runs(args.results).values())
     report(args.results)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NIWError as error:
+        sys.exit(f"{Path(__file__).name}: {error}")

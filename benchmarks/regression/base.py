@@ -107,7 +107,7 @@ class NeuralProcess(Plain):
     """
     **Description**
 
-    A neural process, trained on the queries and, with a small weight, on each datum of the support given the others:
+    A neural process, trained on the queries and, with a small weight, on each example of the support given the others:
     a second view of the same task.
     """
 
@@ -168,7 +168,7 @@ class Functional(Plain):
         return grad(lambda w: self.inner_loss(self.call(w), x, y))(weights)
 
     def noise(self, tasks):
-        """Random numbers, one row a task: drawn before a compiled program, which would have its own."""
+        """Random numbers, one row per task: drawn before a compiled program, which would have its own."""
         return torch.empty(tasks, 0)
 
     def values(self):

@@ -39,7 +39,7 @@ class NIWMethod(Plain):
     **Description**
 
     A network all of whose weights are random: inner steps on what the support says of itself, and an average over
-    networks that are drawn from the task's posterior.
+    posterior samples of the task.
 
     **Arguments**
 

@@ -23,14 +23,14 @@ class Row:
     * **title** (str) - As it stands in the table.
     * **build** (callable) - From settings to a method.
     * **inner** (tuple) - Inner learning rates to search, if it has them, two.
-    * **twin** (str, *optional*, default=None) - The row with the same head and without NIW.
+    * **baseline** (str, *optional*, default=None) - The row with the same head and without NIW.
     * **outer** (tuple, *optional*, default=TWO) - Outer learning rates to search beside inner ones.
     """
 
     title: str
     build: Callable
     inner: tuple = ()
-    twin: Optional[str] = None
+    baseline: Optional[str] = None
     outer: tuple = TWO
 
     @property
@@ -80,4 +80,4 @@ ROWS = {
     **niw_rows("anp", "ANP", NIWProcess, (0.003, 0.001), 3, FAST),
 }
 TITLES = {BAYES: "Bayes-optimal", **{name: row.title for name, row in ROWS.items()}}
-TWINS = {BAYES: None, **{name: row.twin for name, row in ROWS.items()}}
+BASELINES = {BAYES: None, **{name: row.baseline for name, row in ROWS.items()}}

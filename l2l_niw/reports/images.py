@@ -1,74 +1,25 @@
-"""Table and plots of a comparison of image classifiers: a folder for every method and seed."""
+"""Table and plots of a comparison of image classifiers."""
 
-import zipfile
-import zlib
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 
-from l2l_niw.errors import ArgumentError, CheckpointError, require
+from l2l_niw.errors import require
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.metrics.calibration import Reliability, plot_reliability
 from l2l_niw.reports._intervals import Kept, kept_intervals
-from l2l_niw.utils._files import read_json, write_page
-from l2l_niw.vision.config import SHARED_OPTIONS, Config
+from l2l_niw.reports._pages import page
+from l2l_niw.reports.image_runs import Run, load, pack
+from l2l_niw.vision.config import SHARED_OPTIONS
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS
-from l2l_niw.vision.runs import read_log
 
 
-class Run(NamedTuple):
-    """One method with one seed. `tasks` has every test task's own values, where that file is at hand."""
-
-    folder: Path
-    config: Config
-    metrics: Dict[str, Any]
-    log: List[Dict[str, float]]
-    tasks: Optional[Dict[str, np.ndarray]]
-
-
-def load(folder: Path) -> Dict[str, List[Run]]:
-    """{method: its runs, by seed}, in the order of `METHODS`."""
-    found: Dict[str, List[Run]] = {name: [] for name in METHODS}
-    for path in sorted((folder / "runs").glob("*/metrics.json")):
-        run = load_run(path.parent)
-        found[run.config.method].append(run)
-    methods = {name: runs for name, runs in found.items() if runs}
-    check_equal([run for runs in methods.values() for run in runs], SHARED_OPTIONS)
-    for runs in methods.values():
-        check_equal(runs, METHOD_OPTIONS)
-        for i, run in enumerate(runs):
-            for other in runs[:i]:
-                if other.config.seed == run.config.seed:
-                    raise ArgumentError(f"{other.folder} and {run.folder} are of the same seed. Move one of them away.")
-    return methods
-
-
-def load_run(folder: Path) -> Run:
-    tasks, log = folder / "tasks.npz", read_log(folder)
-    if not log:
-        raise CheckpointError(f"{folder} has scores, but no log.csv: train and test it anew.")
-    metrics = read_json(folder / "metrics.json", "Test the run anew.")
-    try:
-        found = dict(np.load(tasks)) if tasks.exists() else None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{tasks} cannot be read: {error}. Test the run anew.") from error
-    return Run(folder, Config.load(folder), metrics, log, found)
-
-
-def check_equal(runs: List[Run], keys: Sequence[str]) -> None:
-    """What is one table must have had the same tasks and the same budget, and what is one row the same settings."""
-    first = runs[0]
-    for run in runs[1:]:
-        for key in keys:
-            one, other = getattr(first.config, key), getattr(run.config, key)
-            if one != other:
-                raise ArgumentError(
-                    f"{first.folder} and {run.folder} cannot be one table: {key} is {one} of the first, but {other} of "
-                    "the second. Move one of them away."
-                )
+def baseline(method: str) -> Optional[str]:
+    """The same network without NIW."""
+    return METHODS[method].baseline
 
 
 def mean_and_error(runs: List[Run], key: str, factor: float = 1.0, digits: int = 3) -> str:
@@ -105,15 +56,16 @@ def with_common_seeds(one: List[Run], other: List[Run]) -> Tuple[List[Run], List
 
 def pairs(methods: Dict[str, List[Run]]) -> Dict[Tuple[str, str], Tuple[List[Run], List[Run]]]:
     """
-    What is compared task by task, with the runs of seeds that both have: NIW with its twins, and with everything else
-    the NIW that is best on validation tasks, by their NLL.
+    What is compared task by task, with the runs of seeds that both have: NIW with its baselines, and with everything
+    else the NIW that is best on validation tasks, by their NLL.
     """
-    own = [name for name in methods if METHODS[name].baseline is not None]
+    baselines = {name: baseline(name) for name in methods}
+    own = [name for name, other in baselines.items() if other is not None]
     if not own:
         return {}
     best = min(own, key=lambda name: np.mean([run.log[-1]["validation_nll"] for run in methods[name]]))
-    found = [(name, baseline) for name in own if (baseline := METHODS[name].baseline) in methods]
-    found += [(best, name) for name in methods if name not in own and name != METHODS[best].baseline]
+    found = [(name, other) for name, other in baselines.items() if other in methods]
+    found += [(best, name) for name in methods if name not in own and name != baselines[best]]
     runs = {(one, other): with_common_seeds(methods[one], methods[other]) for one, other in found}
     return {pair: both for pair, both in runs.items() if both[0]}
 
@@ -171,7 +123,7 @@ def differences(methods: Dict[str, List[Run]], kept: Kept) -> str:
         own = kept[f"{one} - {other}"]
         lines.append("| " + " | ".join([
             METHODS[one].title,
-            METHODS[other].title + (" (its twin)" if other == METHODS[one].baseline else ""),
+            METHODS[other].title + (" (its baseline)" if other == baseline(one) else ""),
             str(len(both[0])),
             shown(own.get("accuracy"), "+.2f"),
             shown(own.get("nll"), "+.4f", 1.0),
@@ -188,13 +140,13 @@ def ratio(runs: List[Run], others: List[Run], key: str) -> str:
 
 
 def plot_curves(methods: Dict[str, List[Run]], path: Path) -> None:
-    """Validation accuracy and NLL on the way, means over seeds: whether methods had converged. Twins share a colour."""
+    """Accuracy and NLL of validation rounds, means over seeds: had they converged? A baseline has its NIW's colour."""
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
     figure, axes = pyplot.subplots(1, 2, figsize=(15, 5))
-    colours = {name: f"C{i}" for i, name in enumerate(n for n, spec in METHODS.items() if spec.baseline is None)}
+    colours = {name: f"C{i}" for i, name in enumerate(n for n in METHODS if baseline(n) is None)}
     for name, runs in methods.items():
-        colour = colours[METHODS[name].baseline or name]
+        colour = colours[baseline(name) or name]
         style = {"color": colour, "ls": "-" if name.startswith("niw") else "--", "label": METHODS[name].title}
         x = [line["iteration"] for line in runs[0].log]
         for ax, key in zip(axes, ("validation_accuracy", "validation_nll")):
@@ -224,7 +176,9 @@ def pooled(runs: List[Run]) -> Optional[Reliability]:
 
 def machines(methods: Dict[str, List[Run]]) -> str:
     """Where runs were tested, of those that say so."""
-    found = sorted({run.metrics["machine"] for runs in methods.values() for run in runs if "machine" in run.metrics})
+    found = sorted(
+        {str(run.metrics["machine"]) for runs in methods.values() for run in runs if "machine" in run.metrics}
+    )
     return f" Run on {'; '.join(found)}." if found else ""
 
 
@@ -238,31 +192,34 @@ def report(folder: Path) -> str:
     diagrams = {title: diagram for title, diagram in pools.items() if diagram is not None}
     if len(diagrams) == len(pools):
         plot_reliability(diagrams, folder / "reliability.png")
-    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS)
-    text = [
-        f"# {config['dataset']}, {config['ways']}-way {config['shots']}-shot",
-        table(methods, kept),
-        f"Every method: {budget}; "
-        "learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of telling all training classes apart, with the "
-        "same weights for all methods of a seed. BatchNorm takes the statistics of the support and of the query, "
-        "each by itself, as in MAML: all methods are transductive. MetaQDA as published has a fixed backbone; its "
-        "other rows, and NIW with it, train the backbone too. Accuracy: mean and 95% interval over test tasks and "
-        "seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: after temperature scaling, fitted on "
-        "validation tasks. Seconds are of training, on one thread; memory is the whole process's peak, with code and "
-        f"images.{machines(methods)}",
-    ]
+    results = [table(methods, kept)]
     if pairs(methods):
-        text += [
-            "## What NIW changes",
-            differences(methods, kept),
-            "NIW beside its twin, the same network without it, and beside everything else the NIW with the lowest NLL "
-            "on validation tasks. Differences are paired, task by task and seed by seed.",
-        ]
-    text.append("![Validation on the way](curves.png)")
+        results += ["## What NIW changes", differences(methods, kept)]
+    results.append("![Validation accuracy and NLL during training](curves.png)")
     if (folder / "reliability.png").exists():
-        text.append("![Reliability](reliability.png)")
-    notes = folder / "notes.md"
-    if notes.exists():
-        text.append(notes.read_text().strip())
-    write_page(folder / "README.md", "\n\n".join(text) + "\n")
-    return "\n\n".join(text)
+        results.append("![Reliability](reliability.png)")
+    title = f"{config['dataset']}, {config['ways']}-way {config['shots']}-shot"
+    return page(folder, title, results, setup(methods, config))
+
+
+def setup(methods: Dict[str, List[Run]], config: Dict[str, Any]) -> str:
+    """How the table was made."""
+    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS)
+    text = (
+        f"Every method: {budget}; learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of supervised "
+        "pretraining on all training classes, with the same weights for all methods of a seed. BatchNorm takes the "
+        "statistics of the support and of the query, each by itself, as in MAML: all methods are transductive. MetaQDA "
+        "as published has a fixed backbone; its other rows, and NIW with it, train the backbone too. Accuracy: mean "
+        "and 95% interval over test tasks and seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
+        "after temperature scaling, fitted on validation tasks. Seconds are of training, on one thread; memory is the "
+        f"whole process's peak, with code and images.{machines(methods)}"
+    )
+    if pairs(methods):
+        text += (
+            "\n\nWhat NIW changes: NIW beside its baseline, the same network without it, and beside everything else "
+            "the NIW with the lowest NLL on validation tasks. Differences are paired, task by task and seed by seed."
+        )
+    return text
+
+
+__all__ = ["pack", "report"]

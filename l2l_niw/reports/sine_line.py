@@ -1,49 +1,102 @@
-"""Table and plots of what `benchmarks/sine_line.py` has run: a JSON file for every row and seed."""
+"""Table and plots of what `benchmarks/sine_line.py` has run."""
 
 from collections import defaultdict
 from itertools import product
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_niw.errors import require
+from l2l_niw.errors import ArgumentError, CheckpointError, require
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.reports._intervals import Kept, kept_intervals
-from l2l_niw.utils._files import read_json, write_page
+from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_arrays, read_lines, write_lines
+from l2l_niw.reports._pages import page
+from l2l_niw.utils._files import read_json
 
-Rows = Dict[str, List[dict]]
+Run = Dict[str, Any]
+Rows = Dict[str, List[Run]]
 
+FILE = "results.jsonl"
 METRICS = ("mse", "nll")
+NUMBERS = ("seed", "budget", "batch", "test_tasks", *METRICS, "r_ece", "seconds", "parameters")
+LISTS = ("reliability", "curve")
+OTHERS = ("row", "title", "baseline", "machine")
 PAPER = {"ridge": "0.8210", "maml-1": "0.8206", "maml-5": "0.8309", "pmaml": "0.9160", "niw-ridge": "0.7822"}
+RUN_AGAIN = "Run the row anew."
+
+
+def load_runs(results: Path) -> Dict[Tuple[str, int], Run]:
+    """{(row, seed): run}, in that order. A run's own file wins over what was packed of it."""
+    found = [(results / FILE, run, REMEDY) for run in read_lines(results / FILE)]
+    for path in sorted((results / "runs").glob("*.json")):
+        found.append((path, read_json(path, RUN_AGAIN), RUN_AGAIN))
+    for path, run, remedy in found:
+        check_run(path, run, remedy)
+    runs = {(run["row"], run["seed"]): run for _, run, _ in found}
+    return {key: runs[key] for key in sorted(runs)}
+
+
+def check_run(path: Path, run: Any, remedy: str) -> None:
+    check_keys(path, run, (*OTHERS, *LISTS), remedy)
+    check_numbers(path, run, NUMBERS, remedy)
+    for key in LISTS:
+        if not isinstance(run[key], list) or not all(isinstance(number, (int, float)) for number in run[key]):
+            raise CheckpointError(f"{path}: {key} must be a list of numbers. {remedy}")
+
+
+def check_equal(results: Path, one: Run, other: Run, keys: Sequence[str]) -> None:
+    """What is one table must have had the same test tasks, and what is one row the same budget."""
+    for key in keys:
+        values = [len(run[key]) if key in LISTS else run[key] for run in (one, other)]
+        if values[0] != values[1]:
+            raise ArgumentError(
+                f"{results}: {one['row']}-{one['seed']} and {other['row']}-{other['seed']} cannot be one table: "
+                f"{'the length of ' if key in LISTS else ''}{key} is {values[0]} of the first, but {values[1]} of the "
+                "second. Run one of them anew."
+            )
 
 
 def load(results: Path) -> Rows:
     """{row: its runs, by seed}, the row with the lowest error first."""
-    found = defaultdict(list)
-    for path in sorted((results / "runs").glob("*.json")):
-        run = read_json(path, "Run the row anew.")
-        found[run["row"]].append(run)
+    found: Rows = defaultdict(list)
+    for (row, _), run in load_runs(results).items():
+        found[row].append(run)
+    if not found:
+        raise CheckpointError(f"{results / FILE} holds no runs. {REMEDY}")
+    first = next(iter(found.values()))[0]
     for runs in found.values():
-        runs.sort(key=lambda run: run["seed"])
+        check_equal(results, first, runs[0], ["test_tasks"])
+        for run in runs[1:]:
+            check_equal(results, runs[0], run, ["test_tasks", "budget", *LISTS])
     return dict(sorted(found.items(), key=lambda item: average(item[1], "mse")))
 
 
-def by_task(results: Path, runs: List[dict], metric: str) -> Optional[Tensor]:
-    """One value a run and task, (runs, tasks), or None where the files with them are not at hand."""
+def pack(results: Path) -> None:
+    """Writes results.jsonl: all runs, those packed before included."""
+    write_lines(results / FILE, load_runs(results).values())
+
+
+def by_task(results: Path, runs: List[Run], metric: str) -> Optional[Tensor]:
+    """One value per run and task, (runs, tasks), or None where the files with them are not at hand."""
     paths = [results / "tasks" / f"{run['row']}-{run['seed']}.npz" for run in runs]
     if not all(path.exists() for path in paths):
         return None
-    return torch.stack([torch.from_numpy(np.load(path)[metric]) for path in paths])
+    values = []
+    for path, run in zip(paths, runs):
+        values.append(torch.from_numpy(read_arrays(path, [metric], RUN_AGAIN)[metric]))
+        if values[-1].shape != (run["test_tasks"],):
+            raise CheckpointError(f"{path}: {metric} must be of {run['test_tasks']} tasks. {RUN_AGAIN}")
+    return torch.stack(values)
 
 
 def intervals(results: Path, rows: Rows) -> Kept:
     """{row: {metric: interval, 'metric - other': interval of the paired difference}}."""
     found = {}
     for row, runs in rows.items():
-        against = [other for other in dict.fromkeys(["ridge", runs[0]["twin"]]) if other in rows and other != row]
+        against = [other for other in dict.fromkeys(["ridge", runs[0]["baseline"]]) if other in rows and other != row]
         behind = [run for name in (row, *against) for run in rows[name]]
         scores = [[run["row"], run["seed"], *(run[metric] for metric in METRICS)] for run in behind]
         own = {metric: interval(results, runs, metric) for metric in METRICS}
@@ -53,10 +106,10 @@ def intervals(results: Path, rows: Rows) -> Kept:
     return kept_intervals(results / "intervals.json", found)
 
 
-def interval(results: Path, runs: List[dict], metric: str, others: Optional[List[dict]] = None) -> Optional[Interval]:
+def interval(results: Path, runs: List[Run], metric: str, others: Optional[List[Run]] = None) -> Optional[Interval]:
     """
     Of a row's metric, or of its difference to another row's: task by task, and seed by seed where both have the same
-    seeds, else of their means over runs. None where tasks' values are not at hand, or one has flown off to infinity.
+    seeds, else of their means over runs. None where tasks' values are not at hand, or one is infinite.
     """
     values = by_task(results, runs, metric)
     if others is not None and values is not None:
@@ -74,7 +127,7 @@ def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def average(runs: List[dict], key: str) -> float:
+def average(runs: List[Run], key: str) -> float:
     return sum(run[key] for run in runs) / len(runs)
 
 
@@ -85,15 +138,15 @@ def table(rows: Rows, kept: Kept) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, runs in rows.items():
-        own, twin, eces = kept.get(row, {}), runs[0]["twin"], [run["r_ece"] for run in runs]
+        own, baseline, eces = kept.get(row, {}), runs[0]["baseline"], [run["r_ece"] for run in runs]
         lines.append("| " + " | ".join([
             runs[0]["title"],
             shown(own.get("mse")) or f"{average(runs, 'mse'):.3f}",
             shown(own.get("nll")) or f"{average(runs, 'nll'):.3f}",
             f"{average(runs, 'r_ece'):.4f} ({min(eces):.4f} to {max(eces):.4f})",
             shown(own.get("mse - ridge"), sign="+"),
-            shown(own.get(f"mse - {twin}"), sign="+"),
-            shown(own.get(f"nll - {twin}"), sign="+"),
+            shown(own.get(f"mse - {baseline}"), sign="+"),
+            shown(own.get(f"nll - {baseline}"), sign="+"),
             f"{average(runs, 'seconds'):.0f}" if runs[0]["parameters"] else "",
             f"{runs[0]['parameters']:,}" if runs[0]["parameters"] else "",
             PAPER.get(row, ""),
@@ -105,11 +158,11 @@ def plot(rows: Rows, path: Path) -> None:
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
     figure, (curves, calibration) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")
-    heads = list(dict.fromkeys(runs[0]["twin"] or row for row, runs in rows.items()))
+    heads = list(dict.fromkeys(runs[0]["baseline"] or row for row, runs in rows.items()))
     colours = pyplot.get_cmap("tab10" if len(heads) <= 10 else "tab20")
     for row, runs in rows.items():
         line = (":" if row.endswith("ggn") else "-") if row.startswith("niw") else "--" if row in heads else "-."
-        style = {"color": colours(heads.index(runs[0]["twin"] or row)), "ls": line, "lw": 1.3}
+        style = {"color": colours(heads.index(runs[0]["baseline"] or row)), "ls": line, "lw": 1.3}
         curve = np.mean([run["curve"] for run in runs], 0)
         x = np.linspace(0, runs[0]["budget"], len(curve) + 1)[1:]
         curves.plot(x, curve, label=runs[0]["title"], **style)
@@ -132,20 +185,15 @@ def report(results: Path) -> str:
     first = next(iter((trained or rows).values()))[0]
     budgets = sorted({run["budget"] for runs in trained.values() for run in runs})
     seeds = sorted({len(runs) for runs in trained.values()})
-    text = [
-        "# Sine-Line",
+    parts = [table(rows, kept)]
+    if trained:
+        plot(trained, results / "curves.png")
+        parts.append("![Training curves and calibration](curves.png)")
+    setup = (
         f"Made by `python benchmarks/sine_line.py`. {first['machine']}. Every row: "
         f"{' or '.join(f'{b:,}' for b in budgets)} batches of {first['batch']} tasks, {' or '.join(map(str, seeds))} "
         f"seeds, scored on the same {first['test_tasks']:,} test tasks. Four settings of each row were tried on "
-        "validation tasks with fewer batches (`tuning.jsonl`). Intervals resample tasks and seeds, 2,000 "
-        "times; differences are paired, task by task and seed by seed. NIW predicts with 10 networks.",
-        table(rows, kept),
-    ]
-    if trained:
-        plot(trained, results / "curves.png")
-        text.append("![Training curves and calibration](curves.png)")
-    notes = results / "notes.md"
-    if notes.exists():
-        text.append(notes.read_text().strip())
-    write_page(results / "README.md", "\n\n".join(text) + "\n")
-    return "\n\n".join(text)
+        "validation tasks with fewer batches (`tuning.jsonl`). Intervals resample tasks and seeds, 2,000 times; "
+        "differences are paired, task by task and seed by seed. NIW predicts with 10 posterior samples."
+    )
+    return page(results, "Sine-Line", parts, setup)

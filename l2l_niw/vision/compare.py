@@ -118,6 +118,7 @@ def compare(
     root: Union[str, Path, None] = None,
     jobs: int = 1,
     settings: Optional[Dict[str, dict]] = None,
+    done: Sequence[Config] = (),
 ) -> None:
     """
     **Description**
@@ -134,6 +135,7 @@ def compare(
     * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **settings** (dict, *optional*, default=None) - Options of single methods: {method: {name: value}}.
+    * **done** (sequence, *optional*, default=()) - Complete configs of runs whose results are kept elsewhere.
     """
     folder = folder_of("folder", folder)
     settings, methods = settings or {}, trainable(config) if methods is None else methods
@@ -156,8 +158,13 @@ def compare(
     for path in sorted((folder / "runs").glob("*/config.json")):
         config.check(path.parent, SHARED_OPTIONS)  # or they would not be comparable
     configs = [
-        replace(config, method=method, seed=seed, **settings.get(method, {})) for seed in seeds for method in methods
+        complete(replace(config, method=method, seed=seed, **settings.get(method, {})))
+        for seed in seeds
+        for method in methods
     ]
+    configs = [c for c in configs if c not in done]
+    if not configs:
+        return
     failures = run_all([(c, folder / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))

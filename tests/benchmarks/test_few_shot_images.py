@@ -1,6 +1,8 @@
 """The image benchmark: a search of the same size for every method, then the table."""
 
+import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,16 +53,31 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("column", list(few_shot_images.COLUMNS))
-def test_committed_pages_end_with_their_notes(column):
-    folder = few_shot_images.RESULTS / column
-    assert (folder / "README.md").read_text().strip().endswith((folder / "notes.md").read_text().strip())
+def test_committed_runs_count_as_done(column, monkeypatch):
+    monkeypatch.setattr("l2l_niw.vision.compare.run_all", lambda *_: pytest.fail("something was run again"))
+    monkeypatch.setattr(few_shot_images, "pack", lambda folder: None)
+    args = argparse.Namespace(results=few_shot_images.RESULTS, methods=list(METHODS), seeds=[0, 1, 2], data="", jobs=1)
+    few_shot_images.table(column, args)
+
+
+def test_what_is_packed_is_not_run_again_and_a_new_method_joins_it(here, capsys):
+    call, folder, started = here
+    call("--methods", "protonet", "--seeds", "0", "1")
+    shutil.rmtree(folder / "runs")
+    call("--methods", "protonet", "anil", "--seeds", "0", "1")
+    assert started == ["protonet-0", "protonet-1", "anil-0", "anil-1"]
+    shutil.rmtree(folder / "runs")
+    (folder / "settings.json").write_text(json.dumps({"anil": {"lr": 0.1}}))
+    call("--methods", "protonet", "anil", "--seeds", "0", "1")  # with other settings it is another run
+    assert started[4:] == ["anil-0", "anil-1"]
+    assert "| ANIL | 2 |" in capsys.readouterr().out
 
 
 def test_a_method_without_a_search_is_refused(here, capsys):
     call, results, _ = here
     with pytest.raises(SystemExit):
         call("--columns", "small", "--methods", "niw", "--tune")
-    assert "--tune: niw has its twin's settings" in capsys.readouterr().err
+    assert "--tune: niw has its baseline's settings" in capsys.readouterr().err
     assert not results.exists()
 
 
@@ -75,13 +92,13 @@ def test_every_method_has_four_settings():
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
     call("--tune", "--methods", "protonet", "niw-ncc")
-    assert len(started) == 5  # NIW has its twin's learning rate, and one training to find a width
-    found = json.loads((folder / "search" / "protonet.json").read_text())
+    assert len(started) == 5  # NIW has its baseline's learning rate, and one training to find a width
+    found = json.loads((folder / "search.json").read_text())["protonet"]
     assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
     best = min(found, key=lambda line: line["validation_nll"])
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["protonet"] == {"lr": best["lr"]}
-    widths = json.loads((folder / "search" / "niw-ncc.json").read_text())
+    widths = json.loads((folder / "search.json").read_text())["niw-ncc"]
     assert [line["prior_std"] for line in widths] == list(few_shot_images.WIDTHS)
     assert len({line["validation_nll"] for line in widths}) == 4
     width = min(widths, key=lambda line: line["validation_nll"])["prior_std"]
@@ -99,7 +116,7 @@ def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatc
 def test_a_trial_that_fails_is_the_worst_one_and_if_all_do_there_is_nothing_to_choose(here, monkeypatch):
     call, folder, _ = here
     call("--tune", "--methods", "ridge")
-    found = json.loads((folder / "search" / "ridge.json").read_text())
+    found = json.loads((folder / "search.json").read_text())["ridge"]
     assert [line.get("error") for line in found] == ["it diverged", "it diverged", "it diverged", None]
     assert json.loads((folder / "settings.json").read_text())["ridge"]["lr"] > 0.005
     monkeypatch.setattr(few_shot_images, "OUTER", (0.001, 0.002, 0.003, 0.004))

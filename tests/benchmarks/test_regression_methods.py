@@ -1,6 +1,7 @@
 """The methods of the Sine-Line benchmark are what their papers and learn2learn say."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_pmaml_s_loss_is_its_paper_s(double):
     assert method.predict(batch).mean.shape == (1, 45, 1)
 
 
-def test_a_neural_process_is_told_of_each_datum_by_the_others(double):
+def test_a_neural_process_is_told_of_each_example_by_the_others(double):
     method, batch = NeuralProcess("anp"), tasks()
     told_query, told = method.tell(batch)
     plain = method.model(batch.x, batch.y, batch.x_query).mean
@@ -187,10 +188,10 @@ def test_a_stopped_training_ends_at_the_same_weights(make, tmp_path, monkeypatch
     assert not path.exists()
 
 
-def test_every_row_has_four_settings_and_a_twin_that_exists():
+def test_every_row_has_four_settings_and_a_baseline_that_exists():
     for row in ROWS.values():
         assert len({json.dumps(s) for s in row.space}) == 4
-        assert row.twin is None or row.twin in ROWS
+        assert row.baseline is None or row.baseline in ROWS
 
 
 def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, capsys):
@@ -204,10 +205,21 @@ def test_a_small_run_makes_a_table_and_is_not_run_again(tmp_path, monkeypatch, c
     monkeypatch.setattr(sine_line, "run", lambda *a: pytest.fail("it was run again"))
     sine_line.main()
     assert (tmp_path / "README.md").read_text() == table
-    for path in (tmp_path / "tasks").iterdir():
-        path.unlink()
+    for name in ("tasks", "runs"):
+        shutil.rmtree(tmp_path / name)
+        sine_line.main()
+        assert (tmp_path / "README.md").read_text() == table
+
+
+def test_a_new_row_joins_those_that_are_packed(tmp_path, monkeypatch):
+    line = ["sine_line.py", "--budget", "8", "--test-tasks", "60", "--seeds", "0", "--results", str(tmp_path), "--rows"]
+    monkeypatch.setattr(sys, "argv", [*line, "ridge"])
     sine_line.main()
-    assert (tmp_path / "README.md").read_text() == table
+    shutil.rmtree(tmp_path / "runs")
+    monkeypatch.setattr(sys, "argv", [*line, "ridge", "bayesian-ridge"])
+    sine_line.main()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["bayesian-ridge-0.json"]
+    assert "RidgeNet" in (tmp_path / "README.md").read_text()
 
 
 def test_an_infinite_error_is_shown_as_such(tmp_path, monkeypatch):
@@ -253,7 +265,7 @@ def test_a_trial_that_diverges_is_written_down_and_not_chosen(tmp_path, monkeypa
 def study(tmp_path, monkeypatch):
     """A small one, and its table."""
     values = {"steps": [1, 2], "burn_in": [0], "n0": [3.0], "samples": [1, 2], "samples_ggn": [1, 2]}
-    monkeypatch.setattr(sine_line_study, "NETWORKS", [1, 2])
+    monkeypatch.setattr(sine_line_study, "SAMPLES", [1, 2])
     monkeypatch.setattr(sine_line_study, "VALUES", values)
     monkeypatch.setattr(sine_line_study, "BASE", {"steps": 2, "burn_in": 1, "samples": 2, "n0": None})
     arguments = ["--budget", "2", "--test-tasks", "20", "--seeds", "0", "--results", str(tmp_path)]
@@ -269,9 +281,9 @@ def study(tmp_path, monkeypatch):
 def test_the_study_trains_each_setting_once_and_draws_all_of_them(study, tmp_path, monkeypatch):
     table = study()
     runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert len(runs) == 7  # two of the base and two of ggn, with one network and with two
-    assert table.count("| networks |") == 2
-    assert table.count("| networks, ggn |") == 2
+    assert len(runs) == 7  # two of the base and two of ggn, with one posterior sample and with two
+    assert table.count("| posterior samples |") == 2
+    assert table.count("| posterior samples, ggn |") == 2
     monkeypatch.setattr(sine_line_study, "run", lambda *a: pytest.fail("it was run again"))
     study()
     assert (tmp_path / "study.png").exists()
