@@ -53,8 +53,8 @@ def predict(niw, tasks, steps, samples=10):
 
 
 def main(
-    iterations=100, tasks_per_batch=4, tasks=40, width=32, steps=3, lr=0.01, meta_lr=0.003,
-    factors=(0.25, 1.0, 2.0), seed=0, plot=None,
+    iterations=100, tasks_per_batch=4, tasks=30, width=32, steps=3, lr=0.01, meta_lr=0.003,
+    factors=(1.0, 4.0, 8.0, 16.0), seed=0, plot=None,
 ):  # fmt: skip
     torch.manual_seed(seed)
     niw = NIW(EpisodicModel(MLP(SENSORS, (width, width)), MetaQDA(width)), lr=lr, second_order="none")

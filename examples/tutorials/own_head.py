@@ -53,41 +53,49 @@ def sample_task(ways=5, shots=3, queries=10, sensors=16):
     return *draw(shots), *draw(queries)
 
 
+def predict(niw, task, steps, samples=10):
+    """The query's prediction: the average over networks of the task's posterior."""
+    x, y, x_query, _ = task
+    learner = niw.clone()
+    for _ in range(steps):
+        learner.adapt(learner(x, y).nll(y))
+    with torch.no_grad():
+        return learner.posterior().predict(x, y, x_query, samples=samples)
+
+
+def score(niw, tasks, steps):
+    """Mean NLL and accuracy over tasks."""
+    predictions = [predict(niw, task, steps) for task in tasks]
+    nll = sum(p.nll(task[3]).item() for p, task in zip(predictions, tasks)) / len(tasks)
+    accuracy = sum((p.mode == task[3]).float().mean().item() for p, task in zip(predictions, tasks)) / len(tasks)
+    return {"nll": nll, "accuracy": accuracy}
+
+
 def main(iterations=80, tasks_per_batch=4, test_tasks=60, steps=3, lr=0.05, meta_lr=0.003, seed=0):
     torch.manual_seed(seed)
     # without a query each support example is predicted from the others: attention to itself would say nothing
     model = EpisodicModel(MLP(16, (32, 32)), LeaveOneOut(Matching()))
     niw = NIW(model, lr=lr, second_order="none")
+    test = [sample_task() for _ in range(test_tasks)]
+    before = score(niw, test, steps)
+
     opt = torch.optim.Adam(niw.parameters(), meta_lr)
-    losses = []
     for _ in range(iterations):
         opt.zero_grad()
-        total = 0.0
         for _ in range(tasks_per_batch):
             x, y, x_query, y_query = sample_task()
             learner = niw.clone()
             for _ in range(steps):
                 learner.adapt(learner(x, y).nll(y))
-            loss = learner(x, y, x_query, y_query).loss(y_query)
-            loss.backward()
-            total += loss.item() / tasks_per_batch
+            learner(x, y, x_query, y_query).loss(y_query).backward()
         for p in niw.parameters():
             p.grad.data.mul_(1.0 / tasks_per_batch)
         opt.step()
-        losses.append(total)
 
-    correct = []
-    for _ in range(test_tasks):
-        x, y, x_query, y_query = sample_task()
-        learner = niw.clone()
-        for _ in range(steps):
-            learner.adapt(learner(x, y).nll(y))
-        prediction = learner.posterior().predict(x, y, x_query, samples=10)
-        correct.append((prediction.mode == y_query).float().mean().item())
-    tenth = max(iterations // 10, 1)
-    first, last, accuracy = sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth, sum(correct) / test_tasks
-    print(f"query loss {first:.3f} -> {last:.3f}, accuracy on new tasks {100 * accuracy:.1f}%")
-    return {"first": first, "last": last, "accuracy": accuracy}
+    after = score(niw, test, steps)
+    for when, found in (("before", before), ("after", after)):
+        print(f"{when:6s} training: NLL {found['nll']:.3f}, accuracy {100 * found['accuracy']:.1f}%")
+    return {"before": before, "after": after}
 
 
 if __name__ == "__main__":
