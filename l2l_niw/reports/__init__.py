@@ -1,10 +1,12 @@
 """Tables and plots of results, from the folder that a benchmark or a comparison has written."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Union
 
 from l2l_niw.errors import ArgumentError, NIWError
 from l2l_niw.reports import sine_line
+from l2l_niw.reports._packed import ARRAYS_FILE, LINES_FILE
 
 
 def report(folder: Union[str, Path]) -> str:
@@ -32,7 +34,7 @@ def pack(folder: Union[str, Path]) -> None:
     **Description**
 
     Writes everything that a report needs of all runs into one file beside them, results.npz or results.jsonl. The runs'
-    folders may be deleted then; they are needed only to go on with a training.
+    folders may be deleted then; only a training that is to resume needs them.
 
     **Arguments**
 
@@ -41,11 +43,11 @@ def pack(folder: Union[str, Path]) -> None:
     _reporter(Path(folder)).pack(Path(folder))
 
 
-def _reporter(folder: Path):
+def _reporter(folder: Path) -> ModuleType:
     """The module that knows this kind of results."""
-    if any((folder / "runs").glob("*.json")) or (folder / sine_line.FILE).exists():
+    if any((folder / "runs").glob("*.json")) or (folder / LINES_FILE).exists():
         return sine_line
-    if any((folder / "runs").glob("*/metrics.json")) or (folder / "results.npz").exists():
+    if any((folder / "runs").glob("*/metrics.json")) or (folder / ARRAYS_FILE).exists():
         from l2l_niw.reports import images  # which needs learn2learn's vision
 
         return images

@@ -40,5 +40,5 @@ def test_a_run_s_own_file_wins(results):
 @pytest.mark.parametrize("text", ["{", '{"row": "ridge"}', '{"method": "SVM"}'])
 def test_broken_results_are_named(results, text):
     (results / swap.FILE).write_text(text)
-    with pytest.raises(CheckpointError, match="results.jsonl .*Restore it from git"):
+    with pytest.raises(CheckpointError, match="runs.jsonl .*Restore it from git"):
         swap.report(results)
