@@ -28,7 +28,8 @@ import torch
 from l2l_niw.errors import NIWError
 from l2l_niw.metrics import calibration
 from l2l_niw.reports import pack, report
-from l2l_niw.reports.image_runs import FILE, packed_configs
+from l2l_niw.reports._packed import ARRAYS_FILE
+from l2l_niw.reports.image_runs import packed_configs
 from l2l_niw.utils._files import read_json, write
 from l2l_niw.vision import METHODS, Config
 from l2l_niw.vision.compare import compare, run_all
@@ -47,8 +48,8 @@ TUNING_SEED, TUNING_TASKS = 100, 100
 OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
 HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, which bears larger ones
 TWO = (0.001, 0.003)
-READOUT = (0.1, 0.4)  # inner learning rates of a linear readout
-INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), READOUT), "reptile": (0.05, 0.2)}
+LINEAR = (0.1, 0.4)  # inner learning rates of a linear head
+INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), LINEAR), "reptile": (0.05, 0.2)}
 WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
 HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None]
 SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None]
@@ -189,7 +190,7 @@ def main():
         if not args.report:
             table(column, args)
         folder = args.results / column
-        if (folder / FILE).exists() or any((folder / "runs").glob("*/metrics.json")):
+        if (folder / ARRAYS_FILE).exists() or any((folder / "runs").glob("*/metrics.json")):
             print(report(folder))
         else:
             print(f"{column}: nothing has been run yet under {args.results}.")

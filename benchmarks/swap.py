@@ -8,7 +8,7 @@ The swap: learn2learn's MAML loop on Omniglot, in which only the constructor dif
     python benchmarks/swap.py --report                       # the table from what has been run
 
 A run that was stopped resumes where it was; a finished one is not run again. Finished runs are packed into
-results.jsonl, from which the table can be made again and which counts as done.
+runs.jsonl, from which the table can be made again and which counts as done.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from l2l_niw.utils._files import locked, make_folder, read_json, replacing, writ
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
-RESULTS, FILE = Path(__file__).parent / "results" / "swap", "results.jsonl"
+RESULTS, FILE = Path(__file__).parent / "results" / "swap", "runs.jsonl"
 CONFIG = {
     "ways": 5,
     "shots": 1,

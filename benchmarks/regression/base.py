@@ -37,7 +37,7 @@ class RidgeNet(Ridge):
 def network(head):
     """
     The model of every row with this head: an MLP of three layers, or a neural process on one. Heads that solve for
-    their readout have features without an activation: a sine's readout is then two weights, not a balance of many.
+    their last layer have features without an activation: a sine is then two weights, not a balance of many.
     """
     if head in ("cnp", "anp"):
         processes = {

@@ -45,7 +45,7 @@ class NIWMethod(Plain):
 
     * **head** (str) - The network's.
     * **steps, lr** - Of the inner steps.
-    * **samples** (int, *optional*, default=10) - Networks of a prediction.
+    * **samples** (int, *optional*, default=10) - Posterior samples of a prediction.
     * **options** - Of `NIW`.
     """
 
@@ -78,7 +78,7 @@ class NIWProcess(NeuralProcess):
     **Description**
 
     A neural process whose decoder is random, and whose other weights all tasks share, as in ANIL: inner steps are on
-    the support's data, each told of by the others.
+    the support's data, each predicted from the others.
 
     **Arguments** - As those of `NIWMethod`.
     """

@@ -6,6 +6,7 @@ from typing import Union
 
 from l2l_niw.errors import ArgumentError, NIWError
 from l2l_niw.reports import sine_line
+from l2l_niw.reports._packed import ARRAYS_FILE, LINES_FILE
 
 
 def report(folder: Union[str, Path]) -> str:
@@ -33,7 +34,7 @@ def pack(folder: Union[str, Path]) -> None:
     **Description**
 
     Writes everything that a report needs of all runs into one file beside them, results.npz or results.jsonl. The runs'
-    folders may be deleted then; they are needed only to resume a training.
+    folders may be deleted then; only a training that is to resume needs them.
 
     **Arguments**
 
@@ -44,9 +45,9 @@ def pack(folder: Union[str, Path]) -> None:
 
 def _reporter(folder: Path) -> ModuleType:
     """The module that knows this kind of results."""
-    if any((folder / "runs").glob("*.json")) or (folder / sine_line.FILE).exists():
+    if any((folder / "runs").glob("*.json")) or (folder / LINES_FILE).exists():
         return sine_line
-    if any((folder / "runs").glob("*/metrics.json")) or (folder / "results.npz").exists():
+    if any((folder / "runs").glob("*/metrics.json")) or (folder / ARRAYS_FILE).exists():
         from l2l_niw.reports import images  # which needs learn2learn's vision
 
         return images

@@ -12,6 +12,7 @@ import numpy as np
 from l2l_niw.errors import CheckpointError
 from l2l_niw.utils._files import write
 
+LINES_FILE, ARRAYS_FILE = "results.jsonl", "results.npz"  # in a results folder
 REMEDY = "Restore it from git, or delete it and run the benchmark anew."
 BEGINNING = (1980, 1, 1, 0, 0, 0)  # a zip file's earliest date, instead of the time of writing
 UNREADABLE = (

@@ -9,13 +9,12 @@ import numpy as np
 
 from l2l_niw.errors import ArgumentError, CheckpointError
 from l2l_niw.metrics.calibration import BINS
-from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_arrays, write_arrays
+from l2l_niw.reports._packed import ARRAYS_FILE, REMEDY, check_keys, check_numbers, read_arrays, write_arrays
 from l2l_niw.utils._files import read_json
 from l2l_niw.vision.config import SHARED_OPTIONS, Config
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS
 from l2l_niw.vision.runs import read_log
 
-FILE = "results.npz"
 METRICS = ("accuracy", "ece", "ece_all", "nll", "brier", "seconds", "memory")
 COLUMNS = ("iteration", "validation_accuracy", "validation_nll")
 ARRAYS = ("accuracy", "nll", "bounds", "confidence", "accuracy_by_bin", "counts")
@@ -68,7 +67,7 @@ def load_run(folder: Path) -> Run:
 
 def load_packed(folder: Path) -> List[Run]:
     """All runs of a comparison's results.npz, none where there is no such file."""
-    path = folder / FILE
+    path = folder / ARRAYS_FILE
     if not path.exists():
         return []
     arrays = read_arrays(path, ("runs", *ARRAYS))
@@ -99,7 +98,7 @@ def pack(folder: Path) -> None:
             raise CheckpointError(f"{run.path} cannot be packed without its tasks.npz. {TEST_AGAIN}")
     records = [{"config": asdict(run.config), "metrics": run.metrics, "log": run.log} for run in runs]
     arrays = {name: np.stack([run.tasks[name] for run in runs if run.tasks is not None]) for name in ARRAYS}
-    write_arrays(folder / FILE, {"runs": np.array(json.dumps(records)), **arrays})
+    write_arrays(folder / ARRAYS_FILE, {"runs": np.array(json.dumps(records)), **arrays})
 
 
 def packed_configs(folder: Path, config: Config) -> List[Config]:
@@ -110,8 +109,8 @@ def packed_configs(folder: Path, config: Config) -> List[Config]:
             one, another = getattr(other, key), getattr(config, key)
             if one != another:
                 raise ArgumentError(
-                    f"{folder / FILE} is of runs with {key} = {one!r}, not {another!r}. Choose another folder, or move "
-                    "it away."
+                    f"{folder / ARRAYS_FILE} is of runs with {key} = {one!r}, not {another!r}. Choose another "
+                    "folder, or move it away."
                 )
     return found
 

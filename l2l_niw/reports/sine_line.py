@@ -12,14 +12,13 @@ from torch import Tensor
 from l2l_niw.errors import ArgumentError, CheckpointError, require
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.reports._intervals import Kept, kept_intervals
-from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_arrays, read_lines, write_lines
+from l2l_niw.reports._packed import LINES_FILE, REMEDY, check_keys, check_numbers, read_arrays, read_lines, write_lines
 from l2l_niw.reports._pages import page
 from l2l_niw.utils._files import read_json
 
 Run = Dict[str, Any]
 Rows = Dict[str, List[Run]]
 
-FILE = "results.jsonl"
 METRICS = ("mse", "nll")
 NUMBERS = ("seed", "budget", "batch", "test_tasks", *METRICS, "r_ece", "seconds", "parameters")
 LISTS = ("reliability", "curve")
@@ -30,7 +29,7 @@ RUN_AGAIN = "Run the row anew."
 
 def load_runs(results: Path) -> Dict[Tuple[str, int], Run]:
     """{(row, seed): run}, in that order. A run's own file wins over what was packed of it."""
-    found = [(results / FILE, run, REMEDY) for run in read_lines(results / FILE)]
+    found = [(results / LINES_FILE, run, REMEDY) for run in read_lines(results / LINES_FILE)]
     for path in sorted((results / "runs").glob("*.json")):
         found.append((path, read_json(path, RUN_AGAIN), RUN_AGAIN))
     for path, run, remedy in found:
@@ -65,7 +64,7 @@ def load(results: Path) -> Rows:
     for (row, _), run in load_runs(results).items():
         found[row].append(run)
     if not found:
-        raise CheckpointError(f"{results / FILE} holds no runs. {REMEDY}")
+        raise CheckpointError(f"{results / LINES_FILE} holds no runs. {REMEDY}")
     first = next(iter(found.values()))[0]
     for runs in found.values():
         check_equal(results, first, runs[0], ["test_tasks"])
@@ -76,7 +75,7 @@ def load(results: Path) -> Rows:
 
 def pack(results: Path) -> None:
     """Writes results.jsonl: all runs, those packed before included."""
-    write_lines(results / FILE, load_runs(results).values())
+    write_lines(results / LINES_FILE, load_runs(results).values())
 
 
 def by_task(results: Path, runs: List[Run], metric: str) -> Optional[Tensor]:

@@ -62,15 +62,15 @@ def test_committed_runs_count_as_done(column, monkeypatch):
 
 def test_what_is_packed_is_not_run_again_and_a_new_method_joins_it(here, capsys):
     call, folder, started = here
-    call("--methods", "protonet", "--seeds", "0", "1")
+    call("--methods", "protonet", "niw-ncc", "--seeds", "0")
     shutil.rmtree(folder / "runs")
-    call("--methods", "protonet", "anil", "--seeds", "0", "1")
-    assert started == ["protonet-0", "protonet-1", "anil-0", "anil-1"]
+    call("--methods", "protonet", "niw-ncc", "anil", "--seeds", "0")
+    assert started == ["protonet-0", "niw-ncc-0", "anil-0"]
     shutil.rmtree(folder / "runs")
     (folder / "settings.json").write_text(json.dumps({"anil": {"lr": 0.1}}))
-    call("--methods", "protonet", "anil", "--seeds", "0", "1")  # with other settings it is another run
-    assert started[4:] == ["anil-0", "anil-1"]
-    assert "| ANIL | 2 |" in capsys.readouterr().out
+    call("--methods", "protonet", "niw-ncc", "anil", "--seeds", "0")
+    assert started[3:] == ["anil-0"]  # with other settings it is another run
+    assert "| lr 0.1, inner_lr 0.1, steps 1 |" in capsys.readouterr().out
 
 
 def test_a_method_without_a_search_is_refused(here, capsys):

@@ -12,8 +12,9 @@ from l2l_niw.__main__ import main
 from l2l_niw.errors import NIWError
 from l2l_niw.reports import images, pack, report, sine_line
 from l2l_niw.reports._packed import read_arrays, write_arrays
+from l2l_niw.vision.runs import COLUMNS
 
-NPZ, JSONL = "results.npz", "results.jsonl"
+NPZ, JSONL, HEADER = "results.npz", "results.jsonl", ",".join(COLUMNS)
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +60,12 @@ def packed(comparison):
         ("metrics.json", ("accuracy", "high"), "metrics.json: accuracy must be a number, and is 'high'. Test the run"),
         ("metrics.json", ("ece_ts", "low"), "metrics.json: ece_ts must be a number"),
         ("log.csv", None, "protonet-1 has scores, but no log.csv. Train and test the run anew"),
-        ("log.csv", "", "log.csv has no validation rounds. Train and test"),
-        ("log.csv", "iteration,validation_nll\n", "log.csv has no validation rounds"),
-        ("log.csv", "1,2\n3,4\n", "log.csv lacks iteration, validation_accuracy, validation_nll. Train"),
-        ("log.csv", "iteration,validation_accuracy,validation_nll\n2,1,1\n", "log.csv ends at iteration 2 of 4"),
-        ("log.csv", "iteration,validation_accuracy,validation_nll\n4,1,1\n", "have other validation rounds"),
-        ("log.csv", "iteration,validation_accuracy,validation_nll\n4,1\n", "log.csv cannot be read"),
+        ("log.csv", "", "log.csv cannot be read as a run's log"),
+        ("log.csv", "iteration,validation_nll\n", "log.csv cannot be read as a run's log: its columns are not"),
+        ("log.csv", "1,2\n3,4\n", "Train the run with the same command again"),
+        ("log.csv", f"{HEADER}\n2,1,1,1,1,1\n", "log.csv ends at iteration 2 of 4"),
+        ("log.csv", f"{HEADER}\n4,1,1,1,1,1\n", "have other validation rounds"),
+        ("log.csv", f"{HEADER}\n4,1\n", "log.csv cannot be read"),
         ("config.json", None, "no config.json"),
         ("config.json", "{", "config.json cannot be read"),
         ("config.json", ("method", "svm"), "config.json: there is no method 'svm'. Move the run away"),
