@@ -221,7 +221,8 @@ def test_no_file_is_read_with_objects_that_may_run_code():
 
 def test_swaps_of_other_budgets_are_no_table(tmp_path):
     for seed in (0, 1):
-        run = {"method": "NIW", "seed": seed, "config": {"iterations": seed + 1}}
+        run = {"method": "NIW", "seed": seed, "config": {"iterations": seed + 1}, "seconds": 1.0, "machine": "here"}
+        run["test"] = dict.fromkeys(("accuracy", "ece", "nll", "brier"), 0.5)
         (tmp_path / f"NIW-{seed}.json").write_text(json.dumps(run))
     with pytest.raises(SystemExit, match="NIW-0 and NIW-1 are of other budgets"):
         swap.report(tmp_path)
