@@ -2,8 +2,8 @@
 
 | file | in the paper |
 |---|---|
-| `prior.py`, `wishart.py` | q(phi) = NIW(m_0, V_0, n_0), Eq. 9; its mode, Eq. 17 |
-| `chain.py`, `curvature.py` | the quadratic approximation of an episode's loss by SGLD, Eq. 12 |
+| `prior.py`, `wishart.py` | q(phi) = NIW(m_0, V_0, n_0), Eq. 6; its mode, Eq. 17 |
+| `chain.py`, `curvature/` | the quadratic approximation of an episode's loss by SGLD, Eq. 12 |
 | `closed_form.py` | q_i, Eq. 13 |
 | `objective.py`, `meta_gradient.py` | the expected KL, Eq. 10, the objective, Eq. 14, and its gradient in L_0 |
 | `last_layer.py` | for which weights steps keep their graph |

@@ -3,7 +3,7 @@
 Running statistics describe the activations of the weights that they were collected at. A sampled network has other
 weights, so its BatchNorm takes the statistics of its own batch: training mode, as in MAML. In evaluation mode the
 running statistics of meta-training are used for every sampled network alike, which is right to the extent that tasks
-stay near m_0; the learner shares them with the model and `Posterior.predict` never writes to them.
+stay near m_0; the learner shares them with the model and `GaussianWeights.predict` never writes to them.
 `batch_statistics(model)` takes them away: then both modes agree, and `torch.func.vmap` over weights works.
 """
 
