@@ -78,6 +78,7 @@ class SineModel(nn.Module):
         return self.hidden3(self.hidden2(self.hidden1(x).relu()).relu())
 
 
+@pytest.mark.slow
 def test_the_sine_loop_gives_every_parameter_its_gradient_and_learns():
     model = SineModel(16)
     maml = NIW(model, lr=0.01, first_order=False, allow_unused=True)

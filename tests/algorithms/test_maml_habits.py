@@ -961,6 +961,7 @@ def work(rank, folder, make, ddp):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ddp", ["inside", "around"])
 @pytest.mark.parametrize("make", [maml, niw], ids=lambda make: make.__name__)
 def test_ddp_averages_all_gradients(make, ddp, tmp_path):

@@ -75,6 +75,7 @@ def test_without_second_order_memory_and_graph_do_not_grow_with_the_number_of_st
     assert len({graph_nodes(learner.query(x)) for learner in learners}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("curvature", ["sgld", "ggn"])
 def test_the_last_layers_graph_is_all_that_grows(curvature, inference):

@@ -60,6 +60,7 @@ def test_committed_runs_count_as_done(column, monkeypatch):
     few_shot_images.table(column, args)
 
 
+@pytest.mark.slow
 def test_what_is_packed_is_not_run_again_and_a_new_method_joins_it(here, capsys):
     call, folder, started = here
     call("--methods", "protonet", "niw-ncc", "--seeds", "0")
@@ -89,6 +90,7 @@ def test_every_method_has_four_settings():
         assert column.iterations % few_shot_images.TRIAL == 0
 
 
+@pytest.mark.slow
 def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatch, capsys):
     call, folder, started = here
     call("--tune", "--methods", "protonet", "niw-ncc")

@@ -80,6 +80,7 @@ def test_results_that_a_page_names_exist(page):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")

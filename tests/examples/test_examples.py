@@ -47,6 +47,7 @@ def test_a_known_population_prints_a_table_and_saves_a_plot(tmp_path, capsys):
     assert Image.open(tmp_path / "predictions.png").width > 500
 
 
+@pytest.mark.slow
 def test_the_demo_prints_a_table_and_writes_a_page_of_its_own(tmp_path, capsys):
     found = demo.main(budget=3, test_tasks=40, out=tmp_path)
     printed = capsys.readouterr().out
@@ -130,6 +131,7 @@ def test_the_complexity_benchmark_goes_on_where_it_was_and_reports(tmp_path, mon
     assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_complexity_benchmark_profiles_an_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(complexity_profile, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["complexity_profile.py", "sine-line/niw-3", "--repeats", "20"])
@@ -233,6 +235,7 @@ def test_missing_data_says_how_to_get_it(tmp_path):
         swap.load_characters(tmp_path, "background")
 
 
+@pytest.mark.slow
 def test_a_cell_is_measured_in_a_process_of_its_own():
     measured = in_own_process(complexity.__file__, 1, measure="time/sine-line/niw-ggn-5", seconds=0.0)
     assert measured["seconds"] > 0

@@ -64,6 +64,7 @@ def test_support_and_query_of_mini_imagenet_share_no_image():
     assert Learner.seen == [[0.0, 2.0, 4.0, 6.0], [1.0, 3.0, 5.0, 7.0]]
 
 
+@pytest.mark.slow
 def test_protonet_and_niw_are_compared(tmp_path, capsys):
     options = {"ways": 2, "queries": 2, "train_queries": 2, "filters": 4, "meta_batch": 1, "test_tasks": 12}
     protonet_vs_niw.main(

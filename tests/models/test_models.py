@@ -49,6 +49,7 @@ def test_every_backbone_takes_an_episode(name):
     assert torch.allclose(prediction.probs.sum(-1), torch.ones(len(x_query)))
 
 
+@pytest.mark.slow
 def test_a_wide_resnet_adapts_its_last_layer():
     """All of its 36 million weights would take a minute."""
     backbone = l2l.vision.models.WRN28Backbone(dropout=0.0).requires_grad_(False)
@@ -257,6 +258,7 @@ class TestBatchNorm:
             assert torch.allclose(batch[i], model(x[i], y[i], x_query[i]).logits, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_core_imports_no_extra():
     """In a process of its own, since this one has imported them."""
     code = (

@@ -69,6 +69,7 @@ def test_json_that_cannot_be_read_is_named(tmp_path):
         read_json(tmp_path / "none.json", "Do this.")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_files.fcntl is None, reason="this system has no flock")
 def test_a_lock_names_its_process_and_a_killed_one_frees_it(tmp_path):
     path = tmp_path / "run" / ".lock"

@@ -3,9 +3,12 @@ import subprocess
 import sys
 import types
 
+import pytest
+
 from l2l_niw.utils import _torchvision
 
 
+@pytest.mark.slow
 def test_learn2learn_can_be_imported_after_l2l_niw():
     script = "import l2l_niw, learn2learn, torchvision.transforms, torchvision.models; print('imported')"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

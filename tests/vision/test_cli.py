@@ -44,6 +44,7 @@ def test_the_package_has_the_same_version():
     assert run(str(Path(__file__).parents[2] / "setup.py"), "--version").split()[-1] == l2l_niw.__version__
 
 
+@pytest.mark.slow
 def test_an_import_prints_nothing_and_loads_no_extra():
     """But for gym: learn2learn/__init__.py imports it, and its notice goes to stderr."""
     assert run("-c", "import l2l_niw, l2l_niw.cli") == ""

@@ -34,6 +34,7 @@ def data(tmp_path_factory):
     return draw_cifarfs(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 def test_a_comparison_reports_what_its_runs_found(data, tmp_path, capsys):
     arguments = [*LINE, "--validations=1", "--methods", "protonet", "niw-ncc", "--seeds", "0", "1"]
     arguments += ["--data", str(data), "--out", str(tmp_path), "--jobs", "2"]
@@ -147,6 +148,7 @@ def test_runs_of_unequal_budgets_are_no_table(data, tmp_path):
         report(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_one_table_is_not_trained(data, tmp_path):
     config = replace(SMALL, steps=None, inner_lr=None, samples=None)
     compare(config, tmp_path, ["protonet"], [0], data)

@@ -69,6 +69,7 @@ def test_a_broken_log_says_what_to_do(broken, run):
         runs.read_log(run)
 
 
+@pytest.mark.slow
 def test_a_comparison_writes_a_finished_run_s_log_again_and_can_be_reported(data, run, no_steps):
     evaluate(run, data)
     scores = (run / "metrics.json").stat().st_mtime_ns
@@ -93,6 +94,7 @@ def test_what_is_left_of_a_run(data, tmp_path):
     assert commands_left(CONFIG, tmp_path) == ["train", "test"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_files.fcntl is None, reason="this system has no flock")
 def test_a_folder_is_one_process_s_at_a_time(data, run, capsys):
     before = (run / "checkpoint.pt").read_bytes()
