@@ -77,7 +77,7 @@ class BatchedEpisodes:
         self._looped = False  # whether the model could not be vmapped, and could run in a loop
 
     def __call__(self, support: Data, query: Data) -> Tensor:
-        """The mean query loss of the episodes; every tensor has a leading dimension of B episodes."""
+        """The mean query loss of the episodes, a scalar; every tensor has a leading dimension of B episodes."""
         count_episodes(support=support, query=query)
         return self._vectorized_or(self._mean_loss, self._looped_loss, support, query)
 
@@ -96,6 +96,8 @@ class BatchedEpisodes:
         * **elbo_steps** (int, *optional*, default=None) - The paper's M_V.
         * **lr** (float, *optional*, default=None) - Step size on the ELBO. Defaults to the wrapper's.
         * **samples** (int, *optional*, default=1) - Networks drawn per step on the ELBO.
+
+        **Returns** a `GaussianWeights` of B tasks: means and variances are (B, ...).
         """
         count_episodes(support=support)
         lr = self.niw.lr if lr is None else lr

@@ -89,10 +89,11 @@ class NIWLearner(BaseLearner):
         return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs at the learner's weights or, for a query in closed form, at weights drawn from q_i."""
         return self._run("__call__", False, *args, **kwargs)
 
     def query(self, *args: Any, **kwargs: Any) -> Any:
-        """A forward that is said to be the query's, whatever its inputs."""
+        """The model's outputs of a forward that is declared to be the query's, whatever its inputs."""
         return self._run("__call__", True, *args, **kwargs)
 
     def _with_graph(self) -> Sequence[int]:
@@ -384,9 +385,11 @@ class NIWLearner(BaseLearner):
         """
         **Description**
 
-        The expected KL of the episode's posterior, E_q(phi) KL(q_i || p(theta | phi)), in nats: a
-        scalar with gradients to L_0. In an unmodified loop its gradient is added by itself; call this to look at it, or
-        to write the objective of networks drawn from `posterior()` out, in a loop with `add_kl_gradient=False`.
+        The expected KL of the episode's posterior, E_q(phi) KL(q_i || p(theta | phi)), in nats, with gradients to L_0.
+        In an unmodified loop its gradient is added by itself; call this to look at it, or to write out the
+        objective of networks drawn from `posterior()`, in a loop with `add_kl_gradient=False`.
+
+        **Returns** a scalar.
         """
         self._require_step("kl")
         if self.niw.options.temperature == 0:
@@ -398,8 +401,16 @@ class NIWLearner(BaseLearner):
         **Description**
 
         The episode's objective (Eq. 14) written out, for a wrapper with `add_kl_gradient=False`: the mean query loss
-        plus kl_weight * KL / n, with n the query's number of examples. It may be left out after a single forward.
-        The KL moves with the chain's mean, as the loss of a query does that was run by this learner.
+        plus kl_weight * KL / n. The KL moves with the chain's mean, as the loss of a query does that was run by this
+        learner.
+
+        **Arguments**
+
+        * **loss** (Tensor) - Mean loss over the query.
+        * **n** (int, *optional*, default=None) - The query's number of examples. Defaults to the batch size of the only
+            forward since the last step.
+
+        **Returns** a scalar to be back-propagated; with kl_weight=0, the loss itself.
         """
         options = self.niw.options
         if options.add_kl_gradient:
@@ -481,7 +492,7 @@ class NIWLearner(BaseLearner):
 
 
 def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tensor], call: Callable) -> Any:
-    """Calls a function with these weights in the model, if it is still there, then puts back those that were."""
+    """The result of a call with these weights in the model, if it still exists. Its own weights are put back."""
     replica = reference()
     if replica is None:
         return call()

@@ -186,6 +186,7 @@ class NIW(NIWLearner):
 
     @property
     def niw(self) -> "NIW":
+        """The wrapper itself; a learner's `niw` is the wrapper that it was cloned from."""
         return self
 
     def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +229,7 @@ class NIW(NIWLearner):
         """
         **Description**
 
-        Returns a learner for one task, whose weights are `torch.clone`d from the model's: before any
+        A learner for one task, whose weights are `torch.clone`d from the model's: before any
         `adapt` it computes what the model computes, and passes gradients to it. As with MAML, buffers
         such as BatchNorm's running statistics are shared with the model.
 
@@ -237,6 +238,8 @@ class NIW(NIWLearner):
         * **first_order** (bool, *optional*, default=None) - Defaults to self.first_order.
         * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
         * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
+
+        **Returns** an `NIWLearner`.
         """
         self.__dict__["_newest"] = None
         random = self._random()
@@ -257,7 +260,9 @@ class NIW(NIWLearner):
         **Description**
 
         The mode phi* of q(phi) (Eq. 17), N(m_0, V_0 / (n_0 + d + 2)), from which meta-test inference
-        starts: `prior().mean` and `prior().variance` are dicts by parameter name.
+        starts.
+
+        **Returns** a `GaussianWeights` without a graph: its `mean` and `variance` are dicts by parameter name.
         """
         prior = self._prior()
         return GaussianWeights(self.module, prior.names, *prior.mode())
@@ -409,6 +414,9 @@ class NIW(NIWLearner):
         precision, n_0, the last layer if its steps keep their graph, and by parameter the medians of P_0 and of the
         chain's precision A and the mean share A / (A + P_0) that the data have in the posterior's precision: 0 where it
         is the prior. A chain whose precision is mostly clamped says nothing.
+
+        **Returns** a dict of `clamped`, `n0`, `second_order` and `layers`: for each parameter name a dict of
+        `prior_precision`, `chain_precision`, `share` and `clamped`.
         """
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
@@ -448,6 +456,8 @@ class NIW(NIWLearner):
 
         As `torch.nn.Module.load_state_dict`, but a state dict of another model, or of the other reading
         of the Wishart, raises before anything is loaded and says what differs.
+
+        **Returns** the missing and the unexpected keys, as `torch.nn.Module.load_state_dict`.
         """
         own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
         given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}

@@ -34,6 +34,12 @@ def maml(
     noise and no prior, and the KL has no weight. m_i* is a function of m_0 through the graph of the
     steps, or for `first_order` at a constant distance. No step size is learned.
 
+    **Arguments**
+
+    * **model, lr, first_order, allow_unused, allow_nograd** - As in `NIW`.
+
+    **Returns** an `NIW` around the model.
+
     **Example**
 
     ~~~python
@@ -53,6 +59,12 @@ def reptile(model: nn.Module, lr: float, allow_unused: Optional[bool] = None, al
     NIW whose m_i* is the last iterate of gradient descent on the task, with P_0 = 1. SGD of
     rate epsilon on `reptile_objective` is Reptile's m_0 <- m_0 + epsilon (m_i* - m_0).
 
+    **Arguments**
+
+    * **model, lr, allow_unused, allow_nograd** - As in `NIW`.
+
+    **Returns** an `NIW` around the model.
+
     **Example**
 
     ~~~python
@@ -66,7 +78,7 @@ def reptile(model: nn.Module, lr: float, allow_unused: Optional[bool] = None, al
 
 
 def reptile_objective(learner: NIWLearner) -> Tensor:
-    """What is left of g_i / 2: (m_i* - m_0)^2 / 2, for P_0 = 1, V_i -> 0 and m_i* a constant."""
+    """What is left of g_i / 2, a scalar: (m_i* - m_0)^2 / 2, for P_0 = 1, V_i -> 0 and m_i* a constant."""
     mean = learner.posterior().mean
     parameters = dict(learner.niw.module.named_parameters())
     return 0.5 * sum((mean[name].detach() - parameters[name]).square().sum() for name in mean)

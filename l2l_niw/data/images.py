@@ -63,6 +63,7 @@ def read_files(files: List[Tuple[int, str]], size: Optional[int], grey: bool) ->
 
 
 def subfolders(folder: Path, depth: int = 1) -> List[Path]:
+    """The folders at this depth below `folder`, sorted; a `DataError` if there are none."""
     found = sorted(path for path in folder.glob("/".join("*" * depth)) if path.is_dir())
     if not found:
         raise DataError(f"There is no folder of a class in {folder}.")
@@ -105,10 +106,12 @@ def omniglot(root: Path, split: str) -> Images:
 
 
 def cifarfs(root: Path, split: str) -> Images:
+    """Images of a split of CIFAR-FS, from one folder of PNGs per class."""
     return from_classes(root / "cifarfs/processed" / MODES[split], {"train": 64, "validation": 16, "test": 20}[split])
 
 
 def fc100(root: Path, split: str) -> Images:
+    """Images of a split of FC100: from one folder of PNGs per class, or else from learn2learn's pickle."""
     folder = root / "fc100-png" / MODES[split]
     if folder.exists():
         return from_classes(folder, {"train": 60, "validation": 20, "test": 20}[split])
@@ -125,10 +128,12 @@ def from_classes(folder: Path, classes: int) -> Images:
 
 
 def mini_imagenet(root: Path, split: str) -> Images:
+    """Images of a split of mini-ImageNet, from learn2learn's pickle."""
     return from_dataset(learn2learn("MiniImagenet", root, split))
 
 
 def tiered_imagenet(root: Path, split: str) -> Images:
+    """Images of a split of tiered-ImageNet, from learn2learn's pickles."""
     return from_dataset(learn2learn("TieredImagenet", root, split))
 
 
@@ -140,6 +145,7 @@ def learn2learn(dataset: str, root: Path, split: str, download: bool = False) ->
 
 
 def omniglot_archives(root: Path, split: str) -> object:
+    """Downloads Omniglot, all splits at once, and returns learn2learn's data set."""
     import learn2learn as l2l
 
     return l2l.vision.datasets.FullOmniglot(str(root), download=True)

@@ -22,10 +22,12 @@ class Tasks(NamedTuple):
 
     @property
     def support(self) -> Tuple[Tensor, Tensor]:
+        """Inputs and targets of the support, (x, y)."""
         return self.x, self.y
 
     @property
     def query(self) -> Tuple[Tensor, Tensor]:
+        """Inputs and targets of the query, (x_query, y_query)."""
         return self.x_query, self.y_query
 
 
@@ -83,10 +85,12 @@ class SineLine:
 
 
 def sines(x: Tensor, amplitude: Tensor, phase: Tensor) -> Tensor:
+    """amplitude * sin(x + phase), of the shape that the arguments broadcast to."""
     return amplitude * torch.sin(x + phase)
 
 
 def lines(x: Tensor, slope: Tensor, intercept: Tensor) -> Tensor:
+    """slope * x + intercept, of the shape that the arguments broadcast to."""
     return slope * x + intercept
 
 
@@ -99,6 +103,7 @@ class WeightedGaussians(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
+        """The mixture's mean, (B, m, 1)."""
         return (self.weights * self.means).sum(-1, keepdim=True)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -106,6 +111,7 @@ class WeightedGaussians(NamedTuple):
         return (self.weights.log() + Normal(self.means, self.scale).log_prob(y)).logsumexp(-1)
 
     def cdf(self, y: Tensor) -> Tensor:
+        """The mixture's distribution function at targets (B, m, 1), of the same shape."""
         levels = (self.weights * Normal(self.means, self.scale).cdf(y)).sum(-1, keepdim=True)
         return levels.clamp(max=1.0)  # but for rounding
 

@@ -43,12 +43,14 @@ class SineLineTaskset(NumberedTasks):
         self._order = torch.Generator().manual_seed(seed)
 
     def task(self, i: int) -> Tuple[Tensor, Tensor]:
+        """Inputs and targets of task i, (points, 1) each, the support first."""
         number = 3 * ((self._first + i) % 2**30) + self._split  # of 32 bits, which are all that torch's seeds have
         tasks = self.family.sample(1, torch.Generator().manual_seed(number))
         x, y, x_query, y_query = (t[0] for t in tasks)
         return torch.cat([x, x_query]), torch.cat([y, y_query])
 
     def sample(self) -> Tuple[Tensor, Tensor]:
+        """Inputs and targets of a task drawn at random, (points, 1) each, the support first."""
         end = 2**30 if self.num_tasks < 0 else self.num_tasks
         return self[int(torch.randint(end, (), generator=self._order))]
 

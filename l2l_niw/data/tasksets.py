@@ -70,6 +70,7 @@ class ImageTaskset(NumberedTasks):
         self.position = 0  # of `sample` and `batch`
 
     def task(self, i: int) -> Tasks:
+        """Task i: images (n, channels, height, width) and labels (n,), n = ways * shots; so too of the query."""
         random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
         size = self.shots + self.queries
         classes = random.choice(len(self._counts), self.ways, replace=False)
@@ -94,7 +95,7 @@ class ImageTaskset(NumberedTasks):
         return task
 
     def batch(self, n: int) -> Tasks:
-        """The next n tasks, stacked."""
+        """The next n tasks, stacked: every tensor has a leading dimension n."""
         check_number("n", n, 1, whole=True)
         return Tasks(*(torch.stack(parts) for parts in zip(*(self.sample() for _ in range(n)))))
 
@@ -136,7 +137,7 @@ def get_tasksets(
     **Arguments**
 
     * **name** (str) - 'omniglot', 'cifarfs', 'fc100', 'mini-imagenet' or 'tiered-imagenet'.
-    * **ways, shots, queries** (int) - Classes a task, and images of a class in support and query.
+    * **ways, shots, queries** (int) - Classes per task, and images of a class in support and query.
     * **train_ways, train_shots, train_queries** (int, *optional*, default=None) - Those of training tasks, and
     * **validation_ways, validation_shots, validation_queries** (int, *optional*, default=None) - of validation tasks,
         where they differ from the test's.
@@ -146,6 +147,8 @@ def get_tasksets(
     * **seed** (int, *optional*, default=0) - Of the training tasks.
     * **device** (torch.device, *optional*, default=None) - Where images are held.
     * **download** (bool, *optional*, default=False) - Whether learn2learn may download what is not there.
+
+    **Returns** `Tasksets`: an `ImageTaskset` each for `train`, `validation` and `test`.
 
     **Example**
 

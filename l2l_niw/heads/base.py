@@ -28,6 +28,7 @@ class Positive(nn.Module):
             self.register_buffer("log", log)
 
     def forward(self) -> Tensor:
+        """The number, as a scalar tensor."""
         return self.log.exp()
 
 
@@ -68,6 +69,7 @@ class Head(nn.Module):
         query_y: Optional[Tensor] = None,
         ways: Optional[int] = None,
     ) -> Prediction:
+        """Checks the inputs; returns the prediction for the query or, without one, the support's own likelihood."""
         lead = self.lead(support_y)
         for name, features in (("support", support), ("query", query)):
             self._check_features(name, features, support_y, lead)
@@ -94,14 +96,15 @@ class Head(nn.Module):
             raise ArgumentError(f"support_y is {y.dtype}, features are {features.dtype}: use .to({features.dtype}).")
 
     def predict(self, support: Tensor, y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        """The prediction for a query's features, (..., m, d), from the support and what `targets` returned for it."""
         raise NotImplementedError
 
     def explain(self, support: Tensor, y: Targets) -> Prediction:
-        """The support's own likelihood, p(S | theta)."""
+        """The support's own likelihood, p(S | theta): by default, the prediction for the support from itself."""
         return self.predict(support, y, support, None)
 
     def lead(self, support_y: Tensor) -> int:
-        """How many leading dimensions are episodes; raises where targets are not of the head's kind."""
+        """The number of leading dimensions that are episodes; raises where targets are not of the head's kind."""
         classification = self.task == "classification"
         if not isinstance(support_y, Tensor) or support_y.is_floating_point() == classification:
             kind = "integer labels; use .long()" if classification else "real targets; use .float()"
@@ -116,14 +119,17 @@ class Head(nn.Module):
         return lead
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Targets:
+        """What `predict` takes as `y`: `Labels` for a classification, the targets themselves for a regression."""
         return encode(support_y, ways) if self.task == "classification" else support_y
 
 
 def check_choice(name: str, value: str, choices: tuple) -> None:
+    """Raises an `ArgumentError` unless the value is one of the choices."""
     if value not in choices:
         raise ArgumentError(f"{name} must be one of {choices}, got {value!r}.")
 
 
 def check_width(y: Tensor, targets: int) -> None:
+    """Raises an `ArgumentError` unless targets, (..., n, targets), have the width that the head was built for."""
     if y.shape[-1] != targets:
         raise ArgumentError(f"support_y has {y.shape[-1]} targets, but the head was built for {targets}.")

@@ -65,6 +65,8 @@ class EpisodicModel(nn.Module):
         * **query_x** (Tensor, *optional*, default=None) - (..., m, *input).
         * **query_y** (Tensor, *optional*, default=None) - In training: for the head's penalty, if it has one.
         * **ways** (int, *optional*, default=None) - Given under `torch.func.vmap` over episodes.
+
+        **Returns** the head's `Prediction` for the query or, without one, for the support.
         """
         lead = self.head.lead(support_y)
         check_inputs(support_x, support_y, query_x, lead)
@@ -87,6 +89,7 @@ class EpisodicModel(nn.Module):
 
 
 def check_inputs(support_x: Tensor, support_y: Tensor, query_x: Optional[Tensor], lead: int) -> None:
+    """Raises an `ArgumentError` unless inputs and labels are tensors whose shapes agree."""
     shape = support_y.shape[: lead + 1]
     for name, x in (("support_x", support_x), ("query_x", query_x)):
         if not isinstance(x, Tensor) and not (x is None and name == "query_x"):

@@ -67,6 +67,7 @@ class FEAT(Head):
         return self.norm(x + self.dropout(self.attention(x, x, x, mask)))
 
     def predict(self, support: Tensor, y: Labels, query: Tensor, query_y: Optional[Tensor]) -> Classes:
+        """Logits from distances to the adapted prototypes, (..., m, ways); `query_y` adds the contrastive penalty."""
         centers = self.adapt(centroids(support, y.onehot), y.present.unsqueeze(-2))
         prediction = Classes(-self.scale() * squared_distances(query, centers), y)
         if query_y is not None and self.contrast > 0:

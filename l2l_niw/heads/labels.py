@@ -34,6 +34,7 @@ class Labels:
 
     @property
     def ways(self) -> int:
+        """The number of columns."""
         return self.classes.shape[-1]
 
     def match(self, y: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ class LeaveOneOut(Head):
         query_y: Optional[Tensor] = None,
         ways: Optional[int] = None,
     ) -> Prediction:
+        """The head's prediction for the query or, without one, a `LeftOut`: each example's from the n - 1 others."""
         if query is not None or query_y is not None:
             return self.head(support, support_y, query, query_y, ways)
         lead = self.lead(support_y)

@@ -52,6 +52,7 @@ class Linear(Head):
             self.noise = Positive("noise", noise, learn_noise)
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Targets:
+        """What `predict` takes as `y`; an `ArgumentError` where the linear layer's outputs do not fit it."""
         y, outputs = super().targets(support_y, ways), self.linear.out_features
         given = y.ways if self.task == "classification" else y.shape[-1]
         if given > outputs or (given < outputs and self.task == "regression"):
@@ -60,6 +61,7 @@ class Linear(Head):
         return y
 
     def predict(self, support: Optional[Tensor], y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        """The linear layer's outputs: logits, (..., m, ways), or a Gaussian's means, (..., m, targets)."""
         outputs = self.linear(query)
         if self.task == "regression":
             return Gaussian(outputs, self.noise())

@@ -85,6 +85,7 @@ class MetaQDA(Head):
         return below + torch.diag_embed(self.log_diagonal.exp())
 
     def predict(self, support: Tensor, y: Labels, query: Tensor, query_y: Optional[Tensor]) -> Classes:
+        """Logits: each class's log density at the query's features, (..., m, ways)."""
         lower, kappa = self.lower(), self.log_kappa.exp()
         a, b = (torch.linalg.solve_triangular(lower, (x - self.mean).mT, upper=False).mT for x in (support, query))
         n = y.onehot.sum(-2).to(a.dtype)

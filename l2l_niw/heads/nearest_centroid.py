@@ -55,6 +55,7 @@ class NearestCentroid(Head):
         self.scale = Positive("scale", scale, learn_scale)
 
     def predict(self, support: Tensor, y: Labels, query: Tensor, query_y: Optional[Tensor]) -> Classes:
+        """Logits from squared distances to the class means, or from cosines, (..., m, ways)."""
         centers = centroids(support, y.onehot)
         if self.distance == "euclidean":
             similarity = -squared_distances(query, centers)
@@ -64,4 +65,5 @@ class NearestCentroid(Head):
 
 
 def unit(x: Tensor) -> Tensor:
+    """Vectors of length 1 in the direction of those in x, of the same shape."""
     return F.normalize(x, dim=-1, eps=1e-8)

@@ -62,11 +62,16 @@ class NeuralProcess(Head):
         self.decoder = MLP(told, [width] * depth + [2 * targets])
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
+        """The targets, (..., n, targets); an `ArgumentError` if they have another width than the head was built for."""
         y = super().targets(support_y, ways)
         check_width(y, self.n_targets)
         return y
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        """
+        The decoder's Gaussian over targets, (..., m, targets). With a latent path, the mixture over `samples` draws of
+        z or, where `query_y` is given, the prediction of one draw, whose penalty is the KL.
+        """
         told = self.tell(support, y, query)
         if self.latent is None:
             return self.read(self.decoder(told))

@@ -15,6 +15,7 @@ Shape = Union[torch.Size, List[int], Tuple[int, ...]]
 
 
 def check_targets(y: Tensor, shape: torch.Size) -> None:
+    """Raises an `ArgumentError` unless the targets are a tensor of this shape."""
     if not isinstance(y, Tensor):
         raise ArgumentError(f"query_y must be a tensor, got {type(y).__name__}; use torch.as_tensor.")
     if y.shape != shape:
@@ -51,6 +52,7 @@ class Prediction(Distribution):
 
     @classmethod
     def rebuild(cls, *tensors: Tensor) -> "Prediction":
+        """A prediction of this class from what `tensors` returned."""
         return cls(*tensors)  # type: ignore[arg-type]
 
     @classmethod
@@ -79,6 +81,7 @@ class Classes(Prediction, Categorical):
         super().__init__(logits=logits.masked_fill(overfull[..., None, None], math.nan), validate_args=False)
 
     def log_prob(self, y: Tensor) -> Tensor:
+        """Log-probabilities of labels, (..., m). One that the support lacks raises or, with `ways` given, has -inf."""
         found = self.labels.match(y)
         value = torch.where(found, self.logits, 0.0).sum(-1)
         return torch.where(found.any(-1), value, -math.inf)
@@ -88,6 +91,7 @@ class Classes(Prediction, Categorical):
         return classes.gather(-1, column.unsqueeze(-1)).squeeze(-1)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
+        """Sampled labels, of shape sample_shape + (..., m)."""
         return self._label(super().sample(torch.Size(sample_shape)))
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
@@ -97,23 +101,28 @@ class Classes(Prediction, Categorical):
 
     @property
     def support(self) -> constraints.Constraint:
+        """The integers from the lowest label to the highest: an interval that holds all classes."""
         classes = self.labels.classes
         return constraints.integer_interval(classes.min(), classes.max())
 
     @property
     def mode(self) -> Tensor:
+        """The most probable labels, (..., m)."""
         return self._label(self.logits.argmax(-1))
 
     def tensors(self) -> Tuple[Tensor, ...]:
+        """The logits, (..., m, ways), and the classes, `present` and `onehot` of the labels."""
         return self.logits, self.labels.classes, self.labels.present, self.labels.onehot
 
     @classmethod
     def rebuild(cls, *tensors: Tensor) -> "Classes":
+        """A prediction from what `tensors` returned; a label that the support lacks raises."""
         logits, classes, present, onehot = tensors
         return cls(logits, Labels(classes, present, onehot, checked=True))
 
     @classmethod
     def mix(cls, parts: Sequence["Classes"]) -> "Classes":
+        """The average of several networks' class probabilities, (..., m, ways)."""
         labels = parts[0].labels
         logits = torch.stack([part.logits for part in parts])
         # an empty column's log 0 has no gradient to average; the constructor empties it again
@@ -137,6 +146,7 @@ class Gaussian(Prediction, Independent):
         super().__init__(Normal(mean, scale.expand_as(mean), validate_args=False), 1, validate_args=False)
 
     def tensors(self) -> Tuple[Tensor, ...]:
+        """Means and standard deviations, (..., m, targets)."""
         return self.mean, self.stddev
 
     def cdf(self, y: Tensor) -> Tensor:
@@ -145,6 +155,7 @@ class Gaussian(Prediction, Independent):
 
     @classmethod
     def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
+        """An equally weighted mixture with one component per network."""
         means, scales = (torch.stack([getattr(p, which) for p in parts], -2) for which in ("mean", "stddev"))
         return GaussianMixture(means, scales)
 
@@ -172,6 +183,7 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         return self.component_distribution.base_dist  # type: ignore[attr-defined]
 
     def tensors(self) -> Tuple[Tensor, ...]:
+        """Means and standard deviations, (..., m, components, targets), and log-weights, (..., m, components)."""
         return self._normals.loc, self._normals.scale, self.mixture_distribution.logits
 
     def cdf(self, y: Tensor) -> Tensor:
@@ -181,6 +193,7 @@ class GaussianMixture(Prediction, MixtureSameFamily):
 
     @classmethod
     def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
+        """A mixture of all networks' components; each network has the same weight."""
         means, scales, log_weights = zip(*(part.tensors() for part in parts))
         return cls(torch.cat(means, -2), torch.cat(scales, -2), torch.cat(log_weights, -1))
 
@@ -205,20 +218,25 @@ class LeftOut(Prediction):
 
     @property
     def mean(self) -> Tensor:
+        """Means, (..., n, targets)."""
         return self.each.mean.squeeze(self._place)
 
     @property
     def stddev(self) -> Tensor:
+        """Standard deviations, (..., n, targets)."""
         return self.each.stddev.squeeze(self._place)
 
     @property
     def probs(self) -> Tensor:
+        """Class probabilities, (..., n, ways)."""
         return self.each.probs.squeeze(-2)  # type: ignore[attr-defined]
 
     def log_prob(self, y: Tensor) -> Tensor:
+        """log p(y_i | the other examples), (..., n)."""
         return self.each.log_prob(y.unsqueeze(self._place)).squeeze(-1)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
+        """Samples of each example's own prediction, of shape sample_shape + (..., n) or (..., n, targets)."""
         return self.each.sample(sample_shape).squeeze(self._place)
 
 
@@ -244,12 +262,15 @@ class Evidence(Prediction):
 
     @property
     def n(self) -> int:
+        """The number of examples in all episodes."""
         return self.batch_shape.numel() * self.event_shape[0]
 
     def log_prob(self, y: Tensor) -> Tensor:
+        """The log marginal likelihood of each episode's targets, (...), from targets (..., n, targets)."""
         return log_marginal(self.factor, y.to(self.factor), self.noise.square()).to(y.dtype)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
+        """Targets of the whole support, sampled jointly, of shape sample_shape + (..., n, targets)."""
         shape = torch.Size(sample_shape) + self.batch_shape
         with torch.no_grad():  # as a decorator, torch.compile could not read it
             weights = torch.randn(*shape, self.factor.shape[-1], self.event_shape[1]).to(self.factor)
@@ -277,6 +298,7 @@ class EvidenceMixture(Prediction):
 
     @property
     def n(self) -> int:
+        """The number of examples in all episodes."""
         return self.batch_shape.numel() * self.event_shape[0]
 
     def joint(self, y: Tensor) -> Tensor:
@@ -284,9 +306,11 @@ class EvidenceMixture(Prediction):
         return self.log_weights + self.parts.log_prob(y.unsqueeze(-3) - self.means).to(self.log_weights.dtype)
 
     def log_prob(self, y: Tensor) -> Tensor:
+        """The log marginal likelihood of each episode's targets under the mixture, (...)."""
         return self.joint(y).logsumexp(-1)
 
     def sample(self, sample_shape: Shape = ()) -> Tensor:
+        """Targets of the whole support, from one component per episode, of shape sample_shape + (..., n, targets)."""
         with torch.no_grad():
             drawn = self.means + self.parts.sample(sample_shape)
             weights = self.log_weights.expand(drawn.shape[:-2])

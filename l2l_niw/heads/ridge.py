@@ -11,6 +11,7 @@ from l2l_niw.utils._linear_algebra import ridge_factor, ridge_spread, ridge_weig
 
 
 def with_constant(features: Tensor) -> Tensor:
+    """Features with a constant 1 appended, (..., n, d + 1)."""
     return F.pad(features, (0, 1), value=1.0)
 
 
@@ -65,6 +66,7 @@ class Ridge(Head):
             self.noise = Positive("noise", noise, learn_noise)
 
     def predict(self, support: Tensor, y: Targets, query: Tensor, query_y: Optional[Tensor]) -> Prediction:
+        """Scaled logits, (..., m, ways), or a Gaussian's means, (..., m, targets), by ridge regression."""
         if self.bias:
             support, query = with_constant(support), with_constant(query)
         lower = ridge_factor(support, self.lam())
@@ -117,6 +119,7 @@ class BayesianRidge(Head):
         return self.prior_scale().double() * (with_constant(features) if self.bias else features).double()
 
     def predict(self, support: Tensor, y: Tensor, query: Tensor, query_y: Optional[Tensor]) -> Gaussian:
+        """The posterior predictive, a Gaussian over (..., m, targets) whose variance includes the noise."""
         phi, phi_query, noise = self._scaled(support), self._scaled(query), self.noise().double()
         lower = ridge_factor(phi, noise.square())
         spread = ridge_spread(phi, lower, phi_query, noise.square())
@@ -124,4 +127,5 @@ class BayesianRidge(Head):
         return Gaussian(mean.to(support.dtype), stddev.to(support.dtype))
 
     def explain(self, support: Tensor, y: Tensor) -> Evidence:
+        """The support's marginal likelihood, N(0, prior_scale^2 phi phi^T + noise^2 I)."""
         return Evidence(self._scaled(support), self.noise().double(), y.shape[-1])

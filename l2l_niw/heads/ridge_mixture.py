@@ -75,6 +75,7 @@ class RidgeMixture(Head):
         return phi, means, self.log_scale.double().exp()
 
     def explain(self, support: Tensor, y: Tensor) -> EvidenceMixture:
+        """The support's marginal likelihood under the mixture prior."""
         phi, means, scale = self._prior(support)
         evidence = Evidence(phi.unsqueeze(-3) * scale.unsqueeze(-2), self.noise().double(), y.shape[-1])
         return EvidenceMixture(evidence, means, self.logits.log_softmax(-1))
@@ -104,6 +105,7 @@ class RidgeMixture(Head):
         return GaussianMixture(*(part.to(support.dtype) for part in parts))
 
     def targets(self, support_y: Tensor, ways: Optional[int]) -> Tensor:
+        """The targets, (..., n, targets); an `ArgumentError` if they have another width than the head was built for."""
         y = super().targets(support_y, ways)
         check_width(y, self.mean.shape[-1])
         return y

@@ -19,6 +19,7 @@ SECOND_ORDER = ("none", "last_layer", "all")
 
 
 def run(function: Callable) -> Any:
+    """Calls the function, and returns its result."""
     return function()
 
 
@@ -44,6 +45,7 @@ class Cut:
         self.gradient: Optional[Tensor] = None  # the features', in that step
 
     def release(self) -> None:
+        """Drops the features and their inputs; gradients then go to the first step's features."""
         self.features, self.inputs, self.again = None, (), None  # type: ignore[assignment]
 
     def nodes(self) -> Optional[Set[Any]]:
@@ -83,11 +85,16 @@ class Body(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cut: Cut, first: Optional[Tensor], *inputs: Tensor) -> Tensor:
+        """The features' values, as one node behind which are the first step's features and the inputs."""
         ctx.cut = cut
         return cut.features.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
+        """
+        While a step's gradients are computed, stores the gradient and passes none on. Otherwise returns it for the
+        first step's features if the cut was released, and else the gradients of the inputs.
+        """
         cut, nothing = ctx.cut, [None] * (len(ctx.needs_input_grad) - 2)
         if cut.stepping:
             cut.gradient = gradient.detach()
@@ -146,14 +153,17 @@ class Lift(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Raises: without `vmap` there is no tensor of all episodes."""
         raise LossError("Lift is for vmap alone.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        """Saves nothing: `vmap` calls a function that has a graph of its own."""
         pass
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tuple[Tensor, int]:
+        """The function's value on the tensor of all episodes, and 0, the dimension of the episodes."""
         return function(x if in_dims[0] is None else x.movedim(in_dims[0], 0)), 0
 
 

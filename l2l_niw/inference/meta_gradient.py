@@ -163,12 +163,14 @@ class Iterates(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, state: State, *leaves: Tensor) -> Tuple[Tensor, ...]:
+        """The iterates' values, one tensor per weight."""
         ctx.state, ctx.shapes = state, [t.shape for t in leaves]
         ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in state.values])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        """The gradient with respect to each leaf, that of kl_weight * KL / n included; None for the state."""
         state, prior, count = ctx.state, ctx.state.prior, len(gradients)
         n, in_root = state.examples(), list(gradients)
         weight = state.kl_weight / n if n else 0.0

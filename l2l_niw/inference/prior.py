@@ -34,6 +34,7 @@ class Prior(NamedTuple):
 
     @property
     def d(self) -> int:
+        """The number of random weights."""
         return sum(map(Tensor.numel, self.log_variance))
 
     @property

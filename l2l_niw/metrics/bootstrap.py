@@ -32,6 +32,8 @@ def bootstrap(values: Tensor, resamples: int = 2000, level: float = 0.95, seed: 
     * **resamples** (int, *optional*, default=2000) - Sets of tasks that are drawn, with replacement.
     * **level** (float, *optional*, default=0.95) - How often the interval holds the mean.
     * **seed** (int, *optional*, default=0) - Makes the interval repeatable.
+
+    **Returns** an `Interval`: the mean and both ends of the interval.
     """
     check_number("resamples", resamples, 1, whole=True)
     if not 0 < level < 1:

@@ -17,6 +17,7 @@ BINS = 20
 
 
 def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
+    """Raises an `ArgumentError` unless these are class probabilities, (n, ways), and labels, (n,)."""
     if probabilities.dim() != 2 or y.shape != probabilities.shape[:1] or not len(y):
         raise ArgumentError(
             f"probabilities must be (n, ways) and y (n,), with one example at least; got {tuple(probabilities.shape)} "
@@ -35,8 +36,8 @@ def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
 
 def below_one(probabilities: Tensor) -> Tensor:
     """
-    In float32, and 1 as the next number below: torchmetrics would give a probability of 1 a bin of its own, and take
-    one that rounding has put above 1 for a sign of logits.
+    Probabilities in float32, with the next number below 1 in place of 1: torchmetrics would give a probability of 1 a
+    bin of its own, and take one that rounding has put above 1 for a sign of logits.
     """
     return probabilities.float().clamp(max=1.0 - 2.0**-24)
 
@@ -46,13 +47,15 @@ def ece(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
     **Description**
 
     The expected calibration error: the difference between confidence in the most probable class and the rate at which
-    it is the right one, in bins of equal width, averaged over data.
+    it is the right one, in bins of equal width, averaged over examples.
 
     **Arguments**
 
     * **probabilities** (Tensor) - (n, ways).
     * **y** (Tensor) - Labels, (n,).
     * **bins** (int, *optional*, default=20) - The paper's number.
+
+    **Returns** a float between 0 and 1.
 
     **References**
 
@@ -68,8 +71,14 @@ def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
     """
     **Description**
 
-    The same of every class's probability, whether it is the most probable one or not: with 5 ways each example counts
-    five times, and its small probabilities are checked too.
+    The expected calibration error of every class's probability, whether it is the most probable one or not: with 5 ways
+    each example counts five times, and its small probabilities are checked too.
+
+    **Arguments**
+
+    * **probabilities, y, bins** - As in `ece`.
+
+    **Returns** a float between 0 and 1.
     """
     check_number("bins", bins, 1, whole=True)
     check_probabilities(probabilities, y)
@@ -79,18 +88,19 @@ def ece_all(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
 
 
 def nll(probabilities: Tensor, y: Tensor) -> float:
-    """The mean negative log-likelihood; infinite where the right class was given no chance at all."""
+    """The mean negative log-likelihood, a float; infinite where the right class was given no chance at all."""
     check_probabilities(probabilities, y)
     return -probabilities.gather(1, y.unsqueeze(1)).double().log().mean().item()
 
 
 def brier(probabilities: Tensor, y: Tensor) -> float:
-    """The mean squared distance between probabilities and the right answer's, between 0 and 2."""
+    """The mean squared distance between probabilities and the right answer's, a float between 0 and 2."""
     check_probabilities(probabilities, y)
     return (probabilities - F.one_hot(y, probabilities.shape[1])).square().sum(-1).mean().item()
 
 
 def accuracy(probabilities: Tensor, y: Tensor) -> float:
+    """The fraction of examples whose most probable class is the right one, a float."""
     check_probabilities(probabilities, y)
     return (probabilities.argmax(-1) == y).double().mean().item()
 
@@ -106,6 +116,8 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
 
     * **probabilities** (Tensor) - (n, ways).
     * **y** (Tensor) - Labels, (n,).
+
+    **Returns** T, a float above 0.
 
     **Example**
 
@@ -139,7 +151,7 @@ def fit_temperature(probabilities: Tensor, y: Tensor) -> float:
 
 
 def at_temperature(probabilities: Tensor, temperature: float) -> Tensor:
-    """Probabilities proportional to p^(1/temperature)."""
+    """Probabilities proportional to p^(1/temperature), of the same shape."""
     check_number("temperature", temperature, 0, strict=True)
     return (_logits(probabilities) / temperature).softmax(-1).to(probabilities.dtype)
 
@@ -160,7 +172,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(probabilities: Tensor, y: Tensor, bins: int = BINS) -> Reliability:
-    """What a reliability diagram shows."""
+    """What a reliability diagram shows, as a `Reliability` of so many bins."""
     check_number("bins", bins, 1, whole=True)
     check_probabilities(probabilities, y)
     confidence, guess = below_one(probabilities).max(-1)
@@ -179,6 +191,15 @@ def scores(probabilities: Tensor, y: Tensor, temperature: Optional[float] = None
     **Description**
 
     Accuracy, ECE, its all-class variant, NLL and Brier score, and with a temperature ECE and NLL at it.
+
+    **Arguments**
+
+    * **probabilities** (Tensor) - (n, ways).
+    * **y** (Tensor) - Labels, (n,).
+    * **temperature** (float, *optional*, default=None) - From `fit_temperature`.
+
+    **Returns** a dict of `accuracy`, `ece`, `ece_all`, `nll` and `brier`, and with a temperature of `ece_ts`, `nll_ts`
+    and `temperature` too.
     """
     found = {score.__name__: score(probabilities, y) for score in (accuracy, ece, ece_all, nll, brier)}
     if temperature is not None:

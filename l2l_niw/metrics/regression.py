@@ -21,6 +21,8 @@ def reliability(cdf: Tensor, bins: int = 20) -> Tuple[Tensor, Tensor]:
 
     * **cdf** (Tensor) - The predictive's distribution function at each target, of any shape.
     * **bins** (int, *optional*, default=20) - The paper's number.
+
+    **Returns** levels and fractions, (bins,) each.
     """
     check_number("bins", bins, 1, whole=True)
     cdf = cdf.detach().reshape(-1)
@@ -39,6 +41,12 @@ def r_ece(cdf: Tensor, bins: int = 20) -> float:
 
     The paper's R-ECE: the mean absolute difference between levels and fractions of `reliability`. It is 0 in
     expectation for the true predictive.
+
+    **Arguments**
+
+    * **cdf, bins** - As in `reliability`.
+
+    **Returns** a float between 0 and 1.
 
     **References**
 
@@ -67,6 +75,8 @@ def quantile(cdf: Callable[[Tensor], Tensor], level: float, low: Tensor, high: T
     * **level** (float) - Between 0 and 1.
     * **low, high** (Tensor) - Targets that the quantiles lie between.
     * **steps** (int, *optional*, default=50) - Each halves the error.
+
+    **Returns** the quantiles, of the shape of `low` and `high`.
 
     **Example**
 

@@ -45,4 +45,5 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*(layers if activate_last else layers[:-1]))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The last layer's outputs, (..., widths[-1]), from inputs (..., inputs)."""
         return self.layers(x)

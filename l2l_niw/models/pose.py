@@ -43,6 +43,7 @@ class PoseEncoder(nn.Module):
         self.out = nn.Linear(64 * (size // 16) ** 2, features)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features, (n, features), of images (n, channels, size, size)."""
         x = torch.relu(self.second(torch.relu(self.first(x))))
         x = nn.functional.max_pool2d(x, 2)
         return self.out(torch.relu(self.third(x)).flatten(1))

@@ -116,11 +116,13 @@ def packed_configs(folder: Path, config: Config) -> List[Config]:
 
 
 def check_method(path: Path, config: Config) -> None:
+    """Raises a `CheckpointError` unless the run's method is one of `METHODS`."""
     if config.method not in METHODS:
         raise CheckpointError(f"{path}: there is no method {config.method!r}. Move the run away.")
 
 
 def check_metrics(path: Path, metrics: Any, remedy: str) -> None:
+    """Raises a `CheckpointError` unless all of a run's scores are numbers; `ece_ts` may be None."""
     check_numbers(path, metrics, METRICS, remedy)
     check_keys(path, metrics, ["ece_ts"], remedy)
     if metrics["ece_ts"] is not None:  # where there was no best temperature
@@ -128,6 +130,7 @@ def check_metrics(path: Path, metrics: Any, remedy: str) -> None:
 
 
 def check_log(path: Path, log: Any, config: Config, remedy: str) -> None:
+    """Raises a `CheckpointError` unless a run's log has validation rounds up to its last iteration."""
     if not isinstance(log, list) or not log:
         raise CheckpointError(f"{path} has no validation rounds. {remedy}")
     for line in log:
@@ -137,6 +140,7 @@ def check_log(path: Path, log: Any, config: Config, remedy: str) -> None:
 
 
 def check_tasks(path: Path, tasks: Dict[str, np.ndarray], config: Config, remedy: str) -> None:
+    """Raises a `CheckpointError` unless a run's arrays have one number per test task, or per bin."""
     lengths = {**dict.fromkeys(ARRAYS, BINS), "bounds": BINS + 1}
     lengths.update(dict.fromkeys(("accuracy", "nll"), config.test_tasks))
     for name, length in lengths.items():

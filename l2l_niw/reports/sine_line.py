@@ -39,6 +39,7 @@ def load_runs(results: Path) -> Dict[Tuple[str, int], Run]:
 
 
 def check_run(path: Path, run: Any, remedy: str) -> None:
+    """Raises a `CheckpointError` unless a run has all keys of the report, and numbers where it needs them."""
     check_keys(path, run, (*OTHERS, *LISTS), remedy)
     check_numbers(path, run, NUMBERS, remedy)
     for key in LISTS:
@@ -120,6 +121,7 @@ def interval(results: Path, runs: List[Run], metric: str, others: Optional[List[
 
 
 def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
+    """An interval as 'mean (low to high)', or an empty string if it is None."""
     if interval is None:
         return ""
     mean, low, high = (f"{x:{sign}.{digits}f}" if abs(x) < 1e4 else f"{x:{sign}.1e}" for x in interval)
@@ -127,10 +129,12 @@ def shown(interval: Optional[Interval], digits: int = 3, sign: str = "") -> str:
 
 
 def average(runs: List[Run], key: str) -> float:
+    """The mean over runs of the number under this key."""
     return sum(run[key] for run in runs) / len(runs)
 
 
 def table(rows: Rows, kept: Kept) -> str:
+    """The report's table in Markdown, one line per row."""
     lines = [
         "| method | MSE (95%) | NLL (95%) | R-ECE (range) | MSE - RidgeNet's (95%) | MSE - same head's | "
         "NLL - same head's | training, s | trained numbers | paper's MSE |",
@@ -154,6 +158,7 @@ def table(rows: Rows, kept: Kept) -> str:
 
 
 def plot(rows: Rows, path: Path) -> None:
+    """Writes a picture of the training curves and the calibration of all rows."""
     require("matplotlib", "examples").use("Agg")
     pyplot = require("matplotlib.pyplot", "examples")
     figure, (curves, calibration) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")

@@ -34,6 +34,7 @@ class ChannelsLast(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """A copy of the images, (n, channels, height, width), in channels-last memory format."""
         return x.clone(memory_format=torch.channels_last)  # with one channel `contiguous` would change nothing
 
 

@@ -66,10 +66,12 @@ class GradientBased(Method):
         return learner
 
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        """The adapted learner's cross-entropy on the query, and its logits, (m, ways)."""
         logits = self.adapted(task.x, task.y)(task.x_query)
         return F.cross_entropy(logits, task.y_query), logits
 
     def log_probabilities(self, task: Tasks) -> Tensor:
+        """Log-probabilities of the query, (m, ways): NIW averages probabilities over posterior samples."""
         learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
             if isinstance(self.module, NIW):
@@ -82,12 +84,14 @@ class Reptile(GradientBased):
     """Reptile: inner steps of training are on support and query, and the initial weights move toward their result."""
 
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        """Half the squared distance between the initial and the adapted weights, and the query's logits, (m, ways)."""
         learner = self.adapted(torch.cat([task.x, task.x_query]), torch.cat([task.y, task.y_query]))
         with torch.no_grad():
             logits = learner(task.x_query)
         return reptile_objective(learner), logits
 
     def log_probabilities(self, task: Tasks) -> Tensor:
+        """Log-probabilities of the query at the weights after the last step, (m, ways)."""
         learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
             return learner(task.x_query).log_softmax(-1)
@@ -100,6 +104,7 @@ class ANIL(GradientBased):
         super().__init__(nn.ModuleDict({"body": body, "readout": algorithm}), steps)
 
     def adapted(self, x: Tensor, y: Tensor, test: bool = False) -> Callable[[Tensor], Tensor]:
+        """The body and a linear head after its inner steps, as a function from query images to logits."""
         body, learner = self.module["body"], self.module["readout"].clone(first_order=test or None)
         features = body(x)
         for _ in range(self.steps):
@@ -127,6 +132,7 @@ class Episodic(Method):
         self.module, self.steps, self.samples = model, steps, samples
 
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        """The head's loss on the query, with its penalty, and the class probabilities, (m, ways)."""
         learner = self.module
         if isinstance(learner, NIW):
             learner = learner.clone()
@@ -140,6 +146,7 @@ class Episodic(Method):
         return self.module.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=self.steps)
 
     def log_probabilities(self, task: Tasks) -> Tensor:
+        """Log-probabilities of the query, (m, ways): NIW averages probabilities over posterior samples."""
         predict = self.module
         if isinstance(predict, NIW):
             predict = partial(self.posterior(task).predict, samples=self.samples)

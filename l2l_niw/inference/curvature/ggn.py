@@ -89,6 +89,7 @@ class GGN:
             yield (here * score).view_as(outputs)
 
     def precision(self, chain: Chain, i: int, scale: Optional[Tensor], temperature: float) -> Tensor:
+        """The Gauss-Newton diagonal of l_i / T for weight i, averaged over the chain's steps, of the weight's shape."""
         return (chain.observed or [])[i] / (chain.steps * temperature)
 
     def deviation(self, chain: Chain, i: int, a: Tensor) -> Tensor:
