@@ -9,7 +9,7 @@ What an episode costs, by method, network and number of inner steps: the paper's
     python benchmarks/complexity.py --report                 # tables and plots of what has been measured
 
 Every cell is measured in a process of its own; cells take turns, round by round, so that a busy moment of the machine
-falls on all of them. Results are written as they come, and a stopped run goes on where it was. The tables show medians
+falls on all of them. Results are written as they come, and a stopped run resumes. The tables show medians
 over rounds with their range, and ratios to ProtoNet and to 1-step MAML of the same run.
 
 Time and memory are measured apart: for memory the C library is told to give free blocks back at once
@@ -55,7 +55,7 @@ def cells(args):
 
 
 def done_so_far(path):
-    """{(cell, round)} of a file with a measurement a line."""
+    """{(cell, round)} of a file with one measurement per line."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {(found["cell"], found["round"]) for found in map(json.loads, lines)}
 

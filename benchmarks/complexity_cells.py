@@ -20,7 +20,7 @@ from l2l_niw.utils._process import peak_memory
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
 
 
-class Readout(nn.Module):
+class WithLinearLayer(nn.Module):
     """A backbone with a linear layer, for methods that adapt one."""
 
     def __init__(self, backbone, width, outputs):
@@ -78,7 +78,7 @@ BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said
 def protonet_of(network):
     backbone, _, _, loss = NETWORKS[network]
     if loss is not F.cross_entropy:  # no classes: the cost of one forward and backward of support and query
-        model = Readout(backbone(), NETWORKS[network][1], NETWORKS[network][2]()[0][1].shape[-1])
+        model = WithLinearLayer(backbone(), NETWORKS[network][1], NETWORKS[network][2]()[0][1].shape[-1])
 
         def run(support, query):
             (loss(model(support[0]), support[1]) + loss(model(query[0]), query[1])).backward()
@@ -88,10 +88,10 @@ def protonet_of(network):
     return model, lambda support, query: model(*support, query[0]).nll(query[1]).backward()
 
 
-def readout_of(network):
+def with_linear_layer(network):
     backbone, width, data, loss = NETWORKS[network]
     (_, y), _ = data()
-    return Readout(backbone(), width, int(y.max()) + 1 if loss is F.cross_entropy else y.shape[-1])
+    return WithLinearLayer(backbone(), width, int(y.max()) + 1 if loss is F.cross_entropy else y.shape[-1])
 
 
 def prepare(network, method):
@@ -99,7 +99,7 @@ def prepare(network, method):
     name, _, steps = method.rpartition("-")
     if method == "protonet":
         return *protonet_of(network), 1
-    loss, steps, model = NETWORKS[network][3], int(steps), readout_of(network)
+    loss, steps, model = NETWORKS[network][3], int(steps), with_linear_layer(network)
     if "niw" in name:
         return niw_of(network, name, steps, model, loss)
     if name == "higher":
@@ -202,7 +202,7 @@ def measure_prediction(network, seconds):
     if network == "omniglot":
         model, x = batch_statistics(l2l.vision.models.OmniglotCNN(20, hidden_size=64)), torch.randn(20, 1, 28, 28)
     else:
-        model, x = readout_of(network), NETWORKS[network][2]()[1][0]
+        model, x = with_linear_layer(network), NETWORKS[network][2]()[1][0]
     posterior = NIW(model, lr=0.01).prior()
     times = {True: [], False: []}
     with torch.no_grad():
@@ -219,7 +219,7 @@ def measure_prediction(network, seconds):
 def measure_calls(network, seconds):
     """Functions of the package called by one `adapt`, comprehensions included, after two that came before it."""
     support, _ = NETWORKS[network][2]()
-    learner, loss, calls = NIW(readout_of(network), lr=0.01).clone(), NETWORKS[network][3], []
+    learner, loss, calls = NIW(with_linear_layer(network), lr=0.01).clone(), NETWORKS[network][3], []
 
     def note(frame, event, arg):
         if event == "call" and "l2l_niw" in frame.f_code.co_filename:

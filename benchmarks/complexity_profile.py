@@ -5,7 +5,7 @@ Where an episode's time goes: torch.profiler's view, by operation, and cProfile'
 
     python benchmarks/complexity_profile.py sine-line/niw-5 sine-line/fo-maml-5
 
-Writes one text a cell of `complexity.py` under benchmarks/results/complexity/profiles/, once warm.
+Writes one text per cell of `complexity.py` under benchmarks/results/complexity/profiles/, once warm.
 Profilers slow an episode down, small operations most: compare shares, not seconds.
 """
 

@@ -44,7 +44,7 @@ def ratio(a, b, digits=2):
 def table(cells, network):
     """Markdown for one network: every method's time and memory."""
     rows = [
-        "| method | ms an episode (range) | / ProtoNet | / 1-step MAML | peak MB | / ProtoNet | / 1-step MAML |",
+        "| method | ms per episode (range) | / ProtoNet | / 1-step MAML | peak MB | / ProtoNet | / 1-step MAML |",
         "|---|---|---|---|---|---|---|",
     ]
     for method in METHODS:
@@ -110,7 +110,7 @@ def goals(cells):
 
 
 def plot(found, path):
-    """Time and memory against the number of inner steps, a column a network."""
+    """Time and memory against the number of inner steps, one column per network."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,7 +142,7 @@ def plot(found, path):
             axis.set_ylim(bottom=0)
             axis.set_title(network if row == 0 else "")
             axis.set_xlabel("inner steps" if row == 1 else "")
-        axes[0][0].set_ylabel("ms an episode")
+        axes[0][0].set_ylabel("ms per episode")
         axes[1][0].set_ylabel("peak MB")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncol=6, frameon=False)

@@ -5,7 +5,7 @@ ProtoNet beside NIW with ProtoNet's head: the same network, the same tasks, with
 
     python examples/vision/protonet_vs_niw.py --data ROOT --out protonet_vs_niw
 
-Trains both, one after the other, and writes a table and reliability diagrams. It can be stopped and goes on.
+Trains both, one after the other, and writes a table and reliability diagrams. A stopped run resumes.
 """
 
 import argparse
