@@ -41,8 +41,8 @@ class SineLine:
 
     **Arguments**
 
-    * **shots** (int, *optional*, default=5) - Support points a task.
-    * **points** (int, *optional*, default=50) - Points a task; those that are not support are query.
+    * **shots** (int, *optional*, default=5) - Support points per task.
+    * **points** (int, *optional*, default=50) - Points per task; those that are not support are query.
     * **noise** (float, *optional*, default=0.3) - Standard deviation of the noise.
 
     **References**
@@ -127,7 +127,7 @@ class BayesOptimal:
     **Arguments**
 
     * **family** (SineLine) - Where tasks come from.
-    * **resolution** (int, *optional*, default=150) - Grid points a parameter: cells are midpoints of equal intervals.
+    * **resolution** (int, *optional*, default=150) - Grid points per parameter: cells are midpoints of equal intervals.
     * **negligible** (float, *optional*, default=1e-5) - Cells below this part of the best one's weight are left out.
 
     **Example**

@@ -24,7 +24,7 @@ class ImageTaskset(NumberedTasks):
     **Arguments**
 
     * **images** (Images) - Pixels in bytes, and their classes.
-    * **ways** (int) - Classes a task.
+    * **ways** (int) - Classes per task.
     * **shots** (int) - Images of a class in the support.
     * **queries** (int) - Images of a class in the query, all others than the support's.
     * **num_tasks** (int, *optional*, default=-1) - How many there are; -1 for no end.
