@@ -129,6 +129,7 @@ class BatchedEpisodes:
 
     def _prior(self) -> Prior:
         self._replica = Replica(self.niw.module, self.niw._random()[1])
+        self._shared_replica = Replica(self._replica.module, self.niw._shared_weights(self.niw.module), copy=False)
         return self.niw._prior()
 
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
@@ -226,9 +227,12 @@ class BatchedEpisodes:
                 raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
             return value.reshape(()), sum(scalars[1:], scalars[0]) if scalars else value.detach()
 
-        cuts, handle = None, None
-        if 0 < len(with_graph) < len(weights) and niw._can_cut and len(given) <= 1:
-            cuts = Cuts([*[w for i, w in enumerate(weights) if i not in with_graph], *given], first)
+        cuts, handle, shared = None, None, self._shared_replica.get()
+        watch = niw.options.second_order == "last_layer" and 0 < len(with_graph) < len(weights) + len(shared)
+        if watch and niw._can_cut and len(given) <= 1:
+            aliases = [p.view_as(p) for p in shared]  # of this call alone: earlier steps depend on the weights too
+            self._shared_replica.put(aliases)
+            cuts = Cuts([*[w for i, w in enumerate(weights) if i not in with_graph], *aliases, *given], first)
             cut = cuts.cut
 
             def note(module: nn.Module, args: tuple) -> Optional[tuple]:
@@ -241,6 +245,7 @@ class BatchedEpisodes:
         finally:
             if handle is not None:
                 handle.remove()
+                self._shared_replica.put(shared)
         if cuts is not None and cuts.failed:
             niw._keep_whole_graphs()
         cuts = cuts if cuts is not None and cuts.cuts and not cuts.failed else None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from l2l_niw.algorithms.niw import NIW
 
 HOOK = "l2l_niw"
+NOTHING = Replica(nn.Module(), [], copy=False)  # of weights that tasks share
 WHOLE = (
     "the last layer cannot be told from the body, since its gradient depends on the body's weights in other ways than "
     "by its features (a skip connection, a tied weight), or they depend on tensors that the model was not called with. "
@@ -69,11 +70,13 @@ class NIWLearner(BaseLearner):
 
     def _begin(self, prior: Prior, replica: Replica, **flags: bool) -> None:
         """The state of an episode before its first step, as plain attributes: a module's own way of setting is slow."""
+        shared = self.niw._shared_weights(replica.module)
         self.__dict__.update(
             flags,
             lr=self.niw.lr,
             _prior=prior,
             _replica=replica,
+            _shared_replica=Replica(replica.module, shared, copy=False) if shared else NOTHING,
             _drawn=None,  # a query's network, in closed form
             _forwards=[],  # since the last step
             _support=[],  # what the last step was taken on
@@ -120,14 +123,17 @@ class NIWLearner(BaseLearner):
             niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
         with_graph = self._with_graph() if last_layer and weights is None and niw._can_cut else ()
         given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
-        watch, cuts, inputs = 0 < len(with_graph) < len(own), None, None
+        shared = self._shared_replica.get() if with_graph else []
+        watch, cuts, inputs = len(with_graph) > 0 and len(with_graph) < len(own) + len(shared), None, None
         if watch and len({id(t) for t in given}) > 1:  # they may depend on each other
             niw._warn(WHOLE)
             watch = False
         if closed_form or watch and not self._chain.steps:
             inputs = Inputs(args, kwargs)
         if watch:
-            behind = [*[w for i, w in enumerate(own) if i not in with_graph], *given[:1]]
+            aliases = [p.view_as(p) for p in shared]  # of this forward alone: earlier steps depend on the weights too
+            self._shared_replica.put(aliases)
+            behind = [*[w for i, w in enumerate(own) if i not in with_graph], *aliases, *given[:1]]
             cuts = Cuts(behind, self._features_of(method, args, kwargs), partial(run_with, weakref.ref(replica), own))
             layer = replica.module.get_submodule(niw._last_layer)
             layer._forward_pre_hooks[HOOK] = cuts.hook
@@ -136,6 +142,7 @@ class NIWLearner(BaseLearner):
         finally:
             if watch:
                 del layer._forward_pre_hooks[HOOK]
+                self._shared_replica.put(shared)
         if cuts is not None:
             cuts = self._checked(cuts)
         n = batch_size(outputs, (args, kwargs))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from l2l_niw.algorithms.learner import WHOLE, NIWLearner
 from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
+from l2l_niw.algorithms.selection import Selection, select
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference import prior as priors
@@ -30,12 +31,12 @@ class Hyperparameters(nn.Module):
     """
     **Description**
 
-    What q(phi) has beside m_0: `log_variance`, log(V_0 / n_0), one tensor per parameter of the model, and `raw_n0`,
-    behind n_0.
+    What q(phi) has beside m_0: `log_variance`, log(V_0 / n_0), one tensor per random parameter of the model, and
+    `raw_n0`, behind n_0.
 
     **Arguments**
 
-    * **parameters** (list) - The model's.
+    * **parameters** (list) - The model's random ones.
     * **log_variance** (float) - log(V_0 / n_0) at the start.
     * **raw_n0** (float) - The unconstrained scalar behind n_0.
     * **wishart** (str) - The reading of the Inverse-Wishart.
@@ -67,7 +68,7 @@ class NIW(NIWLearner):
     learned Normal-Inverse-Wishart posterior, and each episode is solved from a short Langevin chain.
 
     `niw.module` is the model itself, and its parameters are m_0. Beside them `niw.hyper` holds `log_variance`,
-    log(V_0 / n_0), one tensor per parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop
+    log(V_0 / n_0), one tensor per random parameter, and `raw_n0`, behind n_0. In an unmodified MAML loop
     (`clone`, `adapt`, query loss, `backward`) every parameter of `niw.parameters()` receives its
     gradient of mean query loss + kl_weight * KL / n.
 
@@ -81,6 +82,10 @@ class NIW(NIWLearner):
         not depend on. Defaults to `allow_nograd`.
     * **allow_nograd** (bool, *optional*, default=False) - Whether to allow adaptation with parameters
         that have `requires_grad = False`; they stay as they are.
+    * **random** (str, sequence or callable, *optional*, default='all') - Which weights are random, and adapted: 'all';
+        'last_layer', as ANIL adapts; 'norm', those of normalisation layers; a name or a pattern such as 'layer4.*';
+        several of these; or a function of name and parameter. The others are shared by all tasks: they are trained with
+        the query's gradient, or frozen if they are, and cost no V_0.
     * **inference** (str, *optional*, default='langevin') - 'langevin': the prior is in the chain, which then samples
         the posterior q_i itself, and every forward runs at the chain's state. 'closed_form', the paper's: the chain
         samples the likelihood, Eq. 13 adds the prior, and a query runs a network drawn from q_i.
@@ -149,6 +154,7 @@ class NIW(NIWLearner):
         *,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
+        random: Selection = "all",
         **options: Any,
     ):
         check_model(model)
@@ -161,7 +167,9 @@ class NIW(NIWLearner):
         self.options = Options(**options)
         wishart, temperature = self.options.wishart, self.options.temperature
         parameters = list(model.parameters())
-        d = sum(p.numel() for p in parameters if p.requires_grad)
+        self._is_random = select(model, random)
+        chosen = [p for p, own in zip(parameters, self._is_random) if own]
+        d = sum(p.numel() for p in chosen if p.requires_grad)
         n0 = initial_degrees(wishart, d) if n0 is None else n0
         low = lower_bound(wishart, d)
         check_number(f"n0, for wishart='{wishart}' and d = {d},", n0, low, strict=True, high=LARGEST)
@@ -169,7 +177,7 @@ class NIW(NIWLearner):
         if prior_precision is None:
             prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
         check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
-        self.hyper = Hyperparameters(parameters, -math.log(prior_precision), to_raw(n0, wishart, d), wishart)
+        self.hyper = Hyperparameters(chosen, -math.log(prior_precision), to_raw(n0, wishart, d), wishart)
         self._names = [name for name, _ in model.named_parameters()]
         self._shapes = [p.shape for p in parameters]
         self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
@@ -292,9 +300,10 @@ class NIW(NIWLearner):
             log_variance.add_(2.0 * math.log(factor))
 
     def _random(self) -> Tuple[List[str], List[Tensor], List[Tensor]]:
-        """The names, means and log variances of the parameters that are trainable now."""
+        """The names, means and log variances of the random parameters that are trainable now."""
         named = list(self.module.named_parameters())
         self._check_same(self.module, named)
+        named = [pair for pair, own in zip(named, self._is_random) if own]
         log_variance: List[Any] = list(self.hyper.log_variance._parameters.values())
         for (_, p), v in zip(named, log_variance):
             if v.requires_grad != p.requires_grad:
@@ -344,7 +353,8 @@ class NIW(NIWLearner):
         name = next((name for name, module in replica.module.named_modules() if module is last), "")
         self.__dict__["_shown_by"] = method
         layer = None if last is None else self.module.get_submodule(name)
-        own = {id(p) for p in layer.parameters() if p.requires_grad} if isinstance(layer, nn.Linear) else set()
+        adapted = {id(p) for p, own in zip(self.module.parameters(), self._is_random) if own and p.requires_grad}
+        own = {id(p) for p in layer.parameters()} & adapted if isinstance(layer, nn.Linear) else set()
         names = [key for key, p in self.module.named_parameters() if id(p) in own]
         places = [id(p) for module in self.module.modules() for p in module._parameters.values()]
         self.__dict__.update(_last_layer=name, _last_layer_parameters=names)
@@ -358,6 +368,12 @@ class NIW(NIWLearner):
                 "second_order='all' keeps that of all weights."
             )
 
+    def _shared_weights(self, module: nn.Module) -> List[Tensor]:
+        """The trained weights of the model, or of a learner's, that all tasks share."""
+        if all(self._is_random):
+            return []
+        return [p for p, own in zip(module.parameters(), self._is_random) if not own and p.requires_grad]
+
     def _look_past(
         self, gradients: list, cuts: Sequence[Cuts], weights: List[Tensor], with_graph: Sequence[int]
     ) -> None:
@@ -365,7 +381,8 @@ class NIW(NIWLearner):
         if not self._looked_past:
             self.__dict__["_looked_past"] = True
             own = [gradients[i] for i in with_graph if gradients[i] is not None]
-            if reaches_past(own, cuts, [w for i, w in enumerate(weights) if i not in with_graph]):
+            body = [w for i, w in enumerate(weights) if i not in with_graph]
+            if reaches_past(own, cuts, [*body, *self._shared_weights(self.module)]):
                 self._keep_whole_graphs()
 
     def _keep_whole_graphs(self) -> None:
@@ -387,8 +404,9 @@ class NIW(NIWLearner):
 
     def _written(self) -> Tuple[int, int]:
         """How often m_0 and V_0 have been written to."""
-        i = next(i for i, p in enumerate(self.module.parameters()) if p.requires_grad)
-        return list(self.module.parameters())[i]._version, self.hyper.log_variance[i]._version
+        parameters = [p for p, own in zip(self.module.parameters(), self._is_random) if own]
+        i = next(i for i, p in enumerate(parameters) if p.requires_grad)
+        return parameters[i]._version, self.hyper.log_variance[i]._version
 
     def _check_trained(self, written: Tuple[int, int], gradient: Optional[Tensor]) -> None:
         """Warns where an optimiser trains the model's parameters, and leaves V_0 out."""

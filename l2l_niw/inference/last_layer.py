@@ -199,11 +199,12 @@ def differentiate(
         gradients = list(torch.autograd.grad(loss, weights, create_graph=create_graph, **settings))
         places = {id(w): i for i, w in enumerate(weights)}
         for cut in every:
-            if cut.gradient is None:
+            body = [t for t in cut.inputs if id(t) in places]
+            if cut.gradient is None or not body:
                 continue
-            for t, found in zip(cut.inputs, torch.autograd.grad(cut.features, cut.inputs, cut.gradient, **settings)):
-                i = places.get(id(t))
-                if i is not None and found is not None:
+            for t, found in zip(body, torch.autograd.grad(cut.features, body, cut.gradient, **settings)):
+                i = places[id(t)]
+                if found is not None:
                     gradients[i] = found if gradients[i] is None else gradients[i] + found  # type: ignore[operator]
         return gradients
     except RuntimeError as error:
@@ -220,14 +221,16 @@ def differentiate(
 
 def reaches_past(tensors: Sequence[Tensor], cuts: Sequence[Cuts], body: Sequence[Tensor]) -> bool:
     """Whether these tensors depend on one of the body's weights by another way than through the cuts."""
-    goal = {(w.grad_fn, w.output_nr) for w in body}
-    seen = {t.grad_fn for own in cuts for t in own.inside if t is not None}
+    goal, leaves = {(w.grad_fn, w.output_nr) for w in body if w.grad_fn}, {id(w) for w in body if w.is_leaf}
+    seen = {t.grad_fn for own in cuts for t in own.inside if t is not None} | {w.grad_fn for w in body}
     waiting = [(t.grad_fn, 0) for t in tensors]
     while waiting:
         place = waiting.pop()
         if place in goal:
             return True
         node = place[0]
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
         if node is not None and node not in seen:
             seen.add(node)
             waiting += node.next_functions
