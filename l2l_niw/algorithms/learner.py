@@ -3,7 +3,7 @@
 import copy
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
@@ -77,6 +77,7 @@ class NIWLearner(BaseLearner):
             _prior=prior,
             _replica=replica,
             _shared_replica=Replica(replica.module, shared, copy=False) if shared else NOTHING,
+            _cuts=True,  # whether features may be cut off: those of the first step must have been
             _drawn=None,  # a query's network, in closed form
             _forwards=[],  # since the last step
             _support=[],  # what the last step was taken on
@@ -87,9 +88,16 @@ class NIWLearner(BaseLearner):
     def __getattr__(self, name: str) -> Any:
         """As learn2learn's learners: the model's attribute. Its methods run as `forward` does."""
         found = super().__getattr__(name)
+        if isinstance(found, (nn.Module, Tensor)):  # what is computed from it comes back to this state
+            self.__dict__["_state_is_used"] = True
         module = self.__dict__["_modules"].get("module")
         method = callable(found) and getattr(found, "__self__", None) is module is not None
         return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Tuple[str, nn.Parameter]]:
+        """As a module's: the chain's state, by name."""
+        self.__dict__["_state_is_used"] = True
+        return super().named_parameters(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs at the learner's weights or, for a query in closed form, at weights drawn from q_i."""
@@ -120,11 +128,11 @@ class NIWLearner(BaseLearner):
             return call() if weights is None else run_with(lambda: replica, weights, call)
         last_layer = niw.options.second_order == "last_layer" and not self.first_order
         if last_layer and niw._shown_by not in (method, "__call__"):
-            niw._find_last_layer(self.module, method, lambda model: getattr(model, method)(*args, **kwargs))
+            niw._find_last_layer(replica.module, method, lambda model: getattr(model, method)(*args, **kwargs))
         with_graph = self._with_graph() if last_layer and weights is None and niw._can_cut else ()
         given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
         shared = self._shared_replica.get() if with_graph else []
-        watch, cuts, inputs = len(with_graph) > 0 and len(with_graph) < len(own) + len(shared), None, None
+        watch, cuts, inputs = self._cuts and 0 < len(with_graph) < len(own) + len(shared), None, None
         if watch and len({id(t) for t in given}) > 1:  # they may depend on each other
             niw._warn(WHOLE)
             watch = False
@@ -224,7 +232,7 @@ class NIWLearner(BaseLearner):
             niw._look_past(gradients, cuts, weights, with_graph)
         forwards = [forward for forward in self._forwards if forward.tag.is_behind()]
         if None in [g if g is None else True for g in gradients]:
-            niw._check_same(self.module)
+            niw._check_same(self._replica.module)
             check_used(prior.names, gradients, self.allow_unused if allow_unused is None else allow_unused)
         if loss.device.type == "cpu":  # elsewhere a look would wait for the device
             check_step(prior.names, loss, gradients)
@@ -233,8 +241,9 @@ class NIWLearner(BaseLearner):
         self._warn_of(forwards, n)
         n = n or sum([forward.tag.n for forward in forwards]) or 1
         spent = len(forwards) == len(self._forwards)  # no other loss will come back to this state
+        spent = spent and not self._state_is_used
         release = spent and True in [f.cuts is not None for f in forwards]
-        in_place = (release or spent and first_order) and not self._sensitivity_is_used
+        in_place = (release or spent and first_order and not looks) and not self._sensitivity_is_used
         chain = chains.step(chain, gradients, prior, n, options.settings(self.lr), with_graph, in_place)
         for forward in forwards:
             forward.tag.stepped_on = True
@@ -299,7 +308,11 @@ class NIWLearner(BaseLearner):
         weights = state.weights()
         self._replica.put(weights)
         self.__dict__.update(
-            _chain=chain, _weights=weights, _state=state, _sensitivity_is_used=chain.moments is not None
+            _chain=chain,
+            _weights=weights,
+            _state=state,
+            _state_is_used=False,
+            _sensitivity_is_used=chain.moments is not None,
         )
 
     def _state_of(self, chain: Chain, iterates: tuple) -> State:
@@ -449,8 +462,9 @@ class NIWLearner(BaseLearner):
         allow_unused: Optional[bool] = None,
         allow_nograd: Optional[bool] = None,
     ) -> "NIWLearner":
-        """A learner that goes on from this one's chain, on its own, with a graph to this one's weights."""
+        """A learner that continues this one's chain, on its own, with a graph to this one's weights."""
         weights = self._replica.get()
+        self.__dict__["_state_is_used"] = True  # by the clone's weights
         twin = NIWLearner(
             self.niw,
             self._restarted(weights, self._mean() if self._chain.moments else weights),

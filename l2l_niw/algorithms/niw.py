@@ -217,14 +217,16 @@ class NIW(NIWLearner):
         **Description**
 
         As a learner's `adapt`. As with MAML, the wrapper's own weights are replaced: for loops that adapt a deep copy
-        of it. A clone leaves it as it is.
+        of it. A clone leaves it as it is. The forward of the first step ran the model itself, so that with
+        second_order='last_layer' each step keeps its whole graph; adapt a clone where memory counts.
         """
         if "_chain" not in self.__dict__:
             prior, weights = self._prior(), self._random()[1]
             self._begin(prior, Replica(self.module, weights, copy=False))
             chain = chains.init(prior.m0)
             state = self._state_of(chain, chain[:3])
-            self.__dict__.update(_chain=chain, _weights=weights, _state=state, _sensitivity_is_used=False)
+            flags = {"_state_is_used": False, "_sensitivity_is_used": False, "_cuts": False}  # the forward had none
+            self.__dict__.update(flags, _chain=chain, _weights=weights, _state=state)
             n = n or self._n
         super().adapt(loss, first_order, allow_unused, allow_nograd, n)
 
@@ -239,7 +241,9 @@ class NIW(NIWLearner):
 
         A learner for one task, whose weights are `torch.clone`d from the model's: before any
         `adapt` it computes what the model computes, and passes gradients to it. As with MAML, buffers
-        such as BatchNorm's running statistics are shared with the model.
+        such as BatchNorm's running statistics are shared with the model. Of a network with more than a million random
+        weights the prior is not copied: what is written to it while a learner lives is what the learner's further
+        steps, and the KL, see.
 
         **Arguments**
 
@@ -382,7 +386,7 @@ class NIW(NIWLearner):
             self.__dict__["_looked_past"] = True
             own = [gradients[i] for i in with_graph if gradients[i] is not None]
             body = [w for i, w in enumerate(weights) if i not in with_graph]
-            if reaches_past(own, cuts, [*body, *self._shared_weights(self.module)]):
+            if reaches_past(own, cuts, [*body, *self._shared_weights(self.module)], weights):
                 self._keep_whole_graphs()
 
     def _keep_whole_graphs(self) -> None:

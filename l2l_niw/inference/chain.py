@@ -232,6 +232,9 @@ def step(
             new, *found = in_blocks(langevin_step, columns, 1, (1, 5) if in_place and sensitivities else None)
         for k, i in enumerate(part):
             theta[i], sensitivity[i] = new[k], found[0][k] if found else None
+    if not in_place:  # or a later step that is would write to what this chain shares with the one before
+        for i in set(range(len(theta))) - set(part):
+            sensitivity[i] = s.clone() if (s := sensitivity[i]) is not None else None
     steps, moments = chain.steps + 1, None
     if settings.burn_in is not None and steps > settings.burn_in:
         moments = add_to_moments(chain.moments, theta, origin, sensitivity)

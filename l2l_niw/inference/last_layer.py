@@ -219,10 +219,15 @@ def differentiate(
             cut.stepping, cut.gradient = False, None
 
 
-def reaches_past(tensors: Sequence[Tensor], cuts: Sequence[Cuts], body: Sequence[Tensor]) -> bool:
-    """Whether these tensors depend on one of the body's weights by another way than through the cuts."""
+def reaches_past(
+    tensors: Sequence[Tensor], cuts: Sequence[Cuts], body: Sequence[Tensor], iterates: Sequence[Tensor] = ()
+) -> bool:
+    """
+    Whether these tensors depend on one of the body's weights by another way than through the cuts, or through earlier
+    steps, which are behind the iterates.
+    """
     goal, leaves = {(w.grad_fn, w.output_nr) for w in body if w.grad_fn}, {id(w) for w in body if w.is_leaf}
-    seen = {t.grad_fn for own in cuts for t in own.inside if t is not None} | {w.grad_fn for w in body}
+    seen = {t.grad_fn for own in cuts for t in own.inside if t is not None} | {w.grad_fn for w in (*body, *iterates)}
     waiting = [(t.grad_fn, 0) for t in tensors]
     while waiting:
         place = waiting.pop()

@@ -54,7 +54,7 @@ class Prior(NamedTuple):
     def mode(self) -> Tuple[List[Tensor], List[Tensor]]:
         """The mode phi* of q(phi) (Eq. 17): mean and variance of the weights of a new task."""
         ratio = mode_ratio(self.n0, self.wishart, self.d)
-        return [m.detach() for m in self.m0], [v.exp() * ratio.to(v.dtype) for v in self.log_variance]
+        return [m.detach().clone() for m in self.m0], [v.exp() * ratio.to(v.dtype) for v in self.log_variance]
 
 
 def init(
