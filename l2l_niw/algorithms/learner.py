@@ -20,7 +20,7 @@ from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.utils._checks import check_count, check_loss, check_number, check_step, check_used
-from l2l_niw.utils._functional import Replica, arrays_in, batch_size
+from l2l_niw.utils._functional import Replica, arrays_in, batch_size, run_with
 from l2l_niw.utils._inputs import Inputs
 
 if TYPE_CHECKING:
@@ -510,16 +510,3 @@ class NIWLearner(BaseLearner):
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
-
-
-def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tensor], call: Callable) -> Any:
-    """The result of a call with these weights in the model, if it still exists. Its own weights are put back."""
-    replica = reference()
-    if replica is None:
-        return call()
-    own = replica.get()
-    replica.put(weights)
-    try:
-        return call()
-    finally:
-        replica.put(own)

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 import numpy as np
 
 from l2l_niw.errors import CheckpointError
-from l2l_niw.utils._files import write
+from l2l_niw.utils._files import replacing, write
 
 LINES_FILE, ARRAYS_FILE = "results.jsonl", "results.npz"  # in a results folder
 REMEDY = "Restore it from git, or delete it and run the benchmark anew."
@@ -56,14 +56,12 @@ def check_numbers(path: Path, run: Any, keys: Sequence[str], remedy: str) -> Non
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray]) -> None:
     """An npz file, like `np.savez_compressed`."""
-    new = path.with_name(f"{path.name}.new")
-    with zipfile.ZipFile(new, "w") as file:
+    with replacing(path) as whole, zipfile.ZipFile(whole, "w") as file:
         for name, array in arrays.items():
             data, member = io.BytesIO(), zipfile.ZipInfo(f"{name}.npy", BEGINNING)
             member.create_system = 3  # Unix, on every system
             np.lib.format.write_array(data, array, allow_pickle=False)
             file.writestr(member, data.getvalue(), zipfile.ZIP_DEFLATED, 9)
-    new.replace(path)
 
 
 def read_arrays(path: Path, names: Sequence[str], remedy: str = REMEDY) -> Dict[str, np.ndarray]:

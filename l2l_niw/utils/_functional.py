@@ -160,6 +160,19 @@ class Replica:
             module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
+def run_with(reference: Callable[[], Optional[Replica]], weights: Sequence[Tensor], call: Callable) -> Any:
+    """The result of a call with these weights in the model, if it still exists. Its own weights are put back."""
+    replica = reference()
+    if replica is None:
+        return call()
+    own = replica.get()
+    replica.put(weights)
+    try:
+        return call()
+    finally:
+        replica.put(own)
+
+
 def replica_by_name(model: nn.Module, names: Iterable[str]) -> Replica:
     """A replica in which the parameters and buffers of these names are replaced; those that are tied have several."""
     tensors = dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
