@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from l2l_niw.algorithms.latent_episodes import LatentEpisodes
 from l2l_niw.algorithms.niw import NIW
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
@@ -16,6 +17,7 @@ from l2l_niw.inference.chain import Chain, as_functions_of_prior, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
+from l2l_niw.inference.latent_posterior import LatentWeights
 from l2l_niw.inference.meta_gradient import State, Tag
 from l2l_niw.inference.objective import expected_kl, objective
 from l2l_niw.inference.posterior import draw_network, posterior
@@ -74,12 +76,14 @@ class BatchedEpisodes:
     def __init__(self, niw: NIW, loss: Loss, query_loss: Optional[Loss] = None, steps: int = 5):
         check_number("steps", steps, 1, whole=True)
         self.niw, self.loss, self.query_loss, self.steps = niw, loss, query_loss or loss, steps
+        self._latent = LatentEpisodes(niw, loss, self.query_loss, steps)  # with rank or curvature='full'
         self._looped = False  # whether the model could not be vmapped, and could run in a loop
 
     def __call__(self, support: Data, query: Data) -> Tensor:
         """The mean query loss of the episodes, a scalar; every tensor has a leading dimension of B episodes."""
         count_episodes(support=support, query=query)
-        return self._vectorized_or(self._mean_loss, self._looped_loss, support, query)
+        vectorized = self._latent.mean_loss if self.niw.options.latent else self._mean_loss
+        return self._vectorized_or(vectorized, self._looped_loss, support, query)
 
     def posterior(
         self, support: Data, elbo_steps: Optional[int] = None, lr: Optional[float] = None, samples: int = 1
@@ -105,10 +109,33 @@ class BatchedEpisodes:
             check_number("elbo_steps", elbo_steps, 0, whole=True)
         check_number("lr", lr, 0, strict=True)
         check_number("samples", samples, 1, whole=True)
+        if self.niw.options.latent:
+            return self._vectorized_or(self._latent_posterior, self._looped_latent, support, elbo_steps)
         given = support, elbo_steps, lr, samples
         mean, variance = self._vectorized_or(self._moments, self._looped_moments, *given)
         vectorize = False if self._looped else None
         return GaussianWeights(self.niw.module, self.niw._prior().names, mean, variance, vectorize)
+
+    def _latent_posterior(self, support: Data, steps: Optional[int]) -> LatentWeights:
+        """Posteriors with their full covariance, after the steps of training or, from the mode, after some others."""
+        latent = self.niw._latent()
+        graph = steps is None and not self.niw.first_order and self.niw.options.second_order != "none"
+        if steps is not None:
+            latent = latent.at_mode().detached()
+        if steps == 0:
+            return LatentWeights(self.niw.module, latent, latent.zeros().expand(len(support[0]), -1))
+        solution = self._latent.solve(latent, support, steps or self.steps, graph)
+        return LatentWeights(self.niw.module, latent, solution.z, solution.spread, solution.likelihood)
+
+    def _looped_latent(self, support: Data, steps: Optional[int]) -> LatentWeights:
+        found = []
+        for i in range(len(support[0])):
+            data = [t[i] for t in support]
+            with torch.enable_grad():
+                nll = lambda network, data=data: self.loss(network, *data)  # noqa: E731
+                learner = self._looped_chain(data) if steps is None else self.niw.clone()
+                found.append(learner.posterior() if steps is None else learner.posterior(nll, steps))
+        return LatentWeights.stack(found)
 
     def _vectorized_or(self, vectorized: Callable, looped: Callable, *args: Any) -> Any:
         """What the first returns, or the second if this model's episodes cannot run at once."""
@@ -301,10 +328,12 @@ class BatchedEpisodes:
             with torch.enable_grad():
                 learner = self._looped_chain([t[i] for t in support])
                 learner.__dict__["_share"] = 1.0 / size  # of the mean over episodes
-                learner._set_state(learner._chain)
+                learner._set_state(learner._progress if options.latent else learner._chain)
                 loss = self.query_loss(learner.query, *(t[i] for t in query))
                 check_finite(loss.detach(), "the query loss")
-                if options.kl_weight and not options.add_kl_gradient:
+                if options.latent and not options.add_kl_gradient:
+                    loss = learner.objective(loss, sum(f.tag.n for f in learner._forwards))
+                elif options.kl_weight and not options.add_kl_gradient:
                     kl = expected_kl(learner._q(constant=False), learner._prior)
                     loss = objective(loss, kl, options.kl_weight, sum(f.tag.n for f in learner._forwards))
                 total.append(loss / size)

@@ -4,12 +4,14 @@ import math
 import sys
 import warnings
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
+from l2l_niw.algorithms.hyper import Hyperparameters, LatentHyperparameters, Named
+from l2l_niw.algorithms.latent_learner import START, LatentLearner
 from l2l_niw.algorithms.learner import WHOLE, NIWLearner
 from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
 from l2l_niw.algorithms.selection import Selection, select
@@ -20,44 +22,16 @@ from l2l_niw.inference.chain import Chain, noise_variance
 from l2l_niw.inference.closed_form import adapted_share
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, last_called, reaches_past
+from l2l_niw.inference.latent import Latent
+from l2l_niw.inference.latent_posterior import LatentWeights, Solution
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
 from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._functional import Replica, batch_size, check_model, key_differences
 
-
-class Hyperparameters(nn.Module):
-    """
-    **Description**
-
-    What q(phi) has beside m_0: `log_variance`, log(V_0 / n_0), one tensor per random parameter of the model, and
-    `raw_n0`, behind n_0.
-
-    **Arguments**
-
-    * **parameters** (list) - The model's random ones.
-    * **log_variance** (float) - log(V_0 / n_0) at the start.
-    * **raw_n0** (float) - The unconstrained scalar behind n_0.
-    * **wishart** (str) - The reading of the Inverse-Wishart.
-    """
-
-    initial_log_variance: Tensor
-    full_wishart: Tensor
-
-    def __init__(self, parameters: Sequence[Tensor], log_variance: float, raw_n0: float, wishart: str):
-        super().__init__()
-        self.log_variance = nn.ParameterList(
-            nn.Parameter(
-                torch.full_like(p, log_variance, dtype=torch.promote_types(p.dtype, torch.float32)),
-                requires_grad=p.requires_grad,
-            )
-            for p in parameters
-        )
-        dtype, device = self.log_variance[0].dtype, parameters[0].device
-        self.raw_n0 = nn.Parameter(torch.tensor(raw_n0, dtype=dtype, device=device))
-        self.register_buffer("initial_log_variance", torch.tensor(log_variance, dtype=dtype, device=device))
-        self.register_buffer("full_wishart", torch.tensor(wishart == "full", device=device))
+Random = Tuple[List[str], List[Tensor], List[Tuple[Tensor, ...]], List[int]]
+PRIOR_STD = 0.3  # of the weights' scale, what tasks differ by along a direction at the start
 
 
 class NIW(NIWLearner):
@@ -155,31 +129,40 @@ class NIW(NIWLearner):
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
         random: Selection = "all",
+        rank: int = 0,
+        directions: str = "joint",
+        prior_std: Optional[float] = None,
+        noise: float = 1.0,
         **options: Any,
     ):
         check_model(model)
         check_number("lr", lr, 0, strict=True)
+        check_number("rank", rank, 0, whole=True)
         BaseLearner.__init__(self, model)
         self.lr = lr
         self.first_order = first_order
         self.allow_nograd = allow_nograd
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
-        self.options = Options(**options)
-        wishart, temperature = self.options.wishart, self.options.temperature
-        parameters = list(model.parameters())
+        full = options.get("curvature") == "full"
+        self.rank, latent = rank, full or rank > 0
+        options = {k: v for k, v in options.items() if k != "curvature" or not full}
+        self.options = Options(latent, **options)
+        parameters = dict(model.named_parameters())
         self._is_random = select(model, random)
-        chosen = [p for p, own in zip(parameters, self._is_random) if own]
-        d = sum(p.numel() for p in chosen if p.requires_grad)
+        chosen = [pair for pair, own in zip(parameters.items(), self._is_random) if own]
+        if latent:
+            given = rank, directions, prior_std, prior_precision, noise
+            self.hyper: Any = latent_hyper(chosen, *given, self.options.wishart)
+        else:
+            self.hyper = chain_hyper(chosen, prior_precision, prior_std, lr, self.options)
+        wishart, d = self.options.wishart, self.hyper.size
         n0 = initial_degrees(wishart, d) if n0 is None else n0
         low = lower_bound(wishart, d)
         check_number(f"n0, for wishart='{wishart}' and d = {d},", n0, low, strict=True, high=LARGEST)
         check_number("n0", n0 - low, 1e-6, high=LARGEST)
-        if prior_precision is None:
-            prior_precision = 0.01 / noise_variance(lr, temperature, n=1) if temperature else 1.0
-        check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
-        self.hyper = Hyperparameters(chosen, -math.log(prior_precision), to_raw(n0, wishart, d), wishart)
+        self.hyper.raw_n0.data.fill_(to_raw(n0, wishart, d))
         self._names = [name for name, _ in model.named_parameters()]
-        self._shapes = [p.shape for p in parameters]
+        self._shapes = [p.shape for p in parameters.values()]
         self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
         self._shown_by: Optional[str] = None  # the model's method whose call has shown it
         self._last_layer_parameters: List[str] = []
@@ -188,6 +171,8 @@ class NIW(NIWLearner):
         self._frozen: Optional[str] = None
         self._warned: List[str] = []
         self._newest: Optional[tuple] = None
+        self._likelihood: Optional[str] = None  # of tensors that the model returns, once a loss has shown it
+        self._saw_used = False  # whether it was looked at which weights a loss depends on
         self._n: Optional[int] = None  # of the last forward of the wrapper itself
         self._trained = self._written()  # how often m_0 and V_0 had been written to
         average_over_ranks(model, self.hyper)
@@ -220,6 +205,8 @@ class NIW(NIWLearner):
         of it. A clone leaves it as it is. The forward of the first step ran the model itself, so that with
         second_order='last_layer' each step keeps its whole graph; adapt a clone where memory counts.
         """
+        if self.options.latent:
+            raise ArgumentError("adapt: with rank or curvature='full' adapt a clone: learner = niw.clone().")
         if "_chain" not in self.__dict__:
             prior, weights = self._prior(), self._random()[1]
             self._begin(prior, Replica(self.module, weights, copy=False))
@@ -235,7 +222,7 @@ class NIW(NIWLearner):
         first_order: Optional[bool] = None,
         allow_unused: Optional[bool] = None,
         allow_nograd: Optional[bool] = None,
-    ) -> NIWLearner:
+    ) -> Union[NIWLearner, LatentLearner]:
         """
         **Description**
 
@@ -251,21 +238,19 @@ class NIW(NIWLearner):
         * **allow_unused** (bool, *optional*, default=None) - Defaults to self.allow_unused.
         * **allow_nograd** (bool, *optional*, default=None) - Defaults to self.allow_nograd.
 
-        **Returns** an `NIWLearner`.
+        **Returns** an `NIWLearner` or, with `rank` or curvature='full', a `LatentLearner`.
         """
         self.__dict__["_newest"] = None
-        random = self._random()
-        self._check_trained((random[1][0]._version, random[2][0]._version), random[2][0].grad)
+        random, given = self._random(), {"first_order": first_order, "allow_unused": allow_unused}
+        given["allow_nograd"] = allow_nograd
+        flags = {name: getattr(self, name) if flag is None else flag for name, flag in given.items()}
+        self._check_trained((random[1][0]._version, random[2][0][0]._version), random[2][0][0].grad)
+        replica = Replica(self.module, random[1])
+        if self.options.latent:
+            return LatentLearner(self, self._latent(random), replica, START, **flags)
         prior = self._prior(random)
-        return NIWLearner(
-            self,
-            chains.init(prior.m0)._replace(theta=[m.detach().clone() for m in prior.m0]),
-            prior,
-            Replica(self.module, random[1]),
-            first_order=self.first_order if first_order is None else first_order,
-            allow_unused=self.allow_unused if allow_unused is None else allow_unused,
-            allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
-        )
+        chain = chains.init(prior.m0)._replace(theta=[m.detach().clone() for m in prior.m0])
+        return NIWLearner(self, chain, prior, replica, **flags)
 
     def prior(self) -> GaussianWeights:
         """
@@ -276,6 +261,9 @@ class NIW(NIWLearner):
 
         **Returns** a `GaussianWeights` without a graph: its `mean` and `variance` are dicts by parameter name.
         """
+        if self.options.latent:
+            latent = self._latent().at_mode().detached()
+            return LatentWeights(self.module, latent, latent.zeros(), None, self._likelihood)
         prior = self._prior()
         return GaussianWeights(self.module, prior.names, *prior.mode())
 
@@ -300,32 +288,42 @@ class NIW(NIWLearner):
         ~~~
         """
         check_number("factor", factor, 0, strict=True)
-        for log_variance in (*self.hyper.log_variance, self.hyper.initial_log_variance):
-            log_variance.add_(2.0 * math.log(factor))
+        self.hyper.scale_std(factor)
 
-    def _random(self) -> Tuple[List[str], List[Tensor], List[Tensor]]:
-        """The names, means and log variances of the random parameters that are trainable now."""
+    def _random(self) -> Random:
+        """Names and means of the random parameters that are trainable now, what their variances are made of, which."""
         named = list(self.module.named_parameters())
         self._check_same(self.module, named)
         named = [pair for pair, own in zip(named, self._is_random) if own]
-        log_variance: List[Any] = list(self.hyper.log_variance._parameters.values())
-        for (_, p), v in zip(named, log_variance):
-            if v.requires_grad != p.requires_grad:
-                v.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
-        random = [i for i, (_, p) in enumerate(named) if p.requires_grad]
+        spreads = self.hyper.spreads()
+        for (_, p), own in zip(named, spreads):
+            for tensor in own:
+                if tensor.requires_grad != p.requires_grad:
+                    tensor.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
+        which = [i for i, (_, p) in enumerate(named) if p.requires_grad]
         self.__dict__["_frozen"] = next((name for name, p in named if not p.requires_grad), None)
-        return [named[i][0] for i in random], [named[i][1] for i in random], [log_variance[i] for i in random]
+        return [named[i][0] for i in which], [named[i][1] for i in which], [spreads[i] for i in which], which
 
-    def _prior(self, random: Optional[Tuple[List[str], List[Tensor], List[Tensor]]] = None) -> Prior:
-        """L_0 as it is now, for the parameters that are trainable."""
+    def _check_n0(self) -> Tensor:
         raw = self.hyper.raw_n0
         if raw.device.type == "cpu" and not -14.0 < raw.item() < 42.0:
             raise ArgumentError(
                 f"raw_n0 has come to {raw.item()}, where n_0 leaves its domain. Lower its learning rate, or load an "
                 "earlier state dict."
             )
+        return raw
+
+    def _prior(self, random: Optional[Random] = None) -> Prior:
+        """L_0 as it is now, for the parameters that are trainable."""
+        names, m0, spreads, _ = random or self._random()
         initial = self.hyper.initial_log_variance.item()
-        return priors.init(*(random or self._random()), raw, initial, self.options.wishart)
+        return priors.init(names, m0, [own[0] for own in spreads], self._check_n0(), initial, self.options.wishart)
+
+    def _latent(self, random: Optional[Random] = None) -> Latent:
+        """L_0 as it is now in the coordinates of Gauss-Newton steps."""
+        names, m0, _, which = random or self._random()
+        self._check_n0()
+        return self.hyper.latent(names, m0, which, self.options.wishart).copied()
 
     def _check_same(self, module: nn.Module, named: Optional[list] = None) -> None:
         """Whether a module's parameters are those that V_0 was made for."""
@@ -410,13 +408,13 @@ class NIW(NIWLearner):
         """How often m_0 and V_0 have been written to."""
         parameters = [p for p, own in zip(self.module.parameters(), self._is_random) if own]
         i = next(i for i, p in enumerate(parameters) if p.requires_grad)
-        return parameters[i]._version, self.hyper.log_variance[i]._version
+        return parameters[i]._version, self.hyper.spreads()[i][0]._version
 
     def _check_trained(self, written: Tuple[int, int], gradient: Optional[Tensor]) -> None:
         """Warns where an optimiser trains the model's parameters, and leaves V_0 out."""
         if gradient is not None and written[1] == self._trained[1] and written[0] >= self._trained[0] + 3:
             self._warn(
-                "the model's parameters are trained, but V_0 (log_variance) and n_0 are not. Give the optimiser "
+                "the model's parameters are trained, but V_0 (niw.hyper) and n_0 are not. Give the optimiser "
                 "niw.parameters() instead of the model's."
             )
 
@@ -442,6 +440,9 @@ class NIW(NIWLearner):
         """
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
+        if self.options.latent:
+            solution, latent = self._newest
+            return latent_diagnostics(solution, latent, self.options.second_order)
         chain, prior, lr = self._newest
         settings, curvature, layers, clamped = self.options.settings(lr), self.options.curvature, {}, []
         for i, name in enumerate(prior.names):
@@ -487,9 +488,7 @@ class NIW(NIWLearner):
         if bool(given.get("hyper.full_wishart", own["hyper.full_wishart"])) != (self.options.wishart == "full"):
             differences.append(f"the state dict is of another wishart than '{self.options.wishart}'")
         differences += [
-            f"'{k}' is not finite"
-            for k in given
-            if k.startswith(("hyper.log_variance", "hyper.raw_n0")) and not torch.isfinite(given[k]).all()
+            f"'{k}' is not finite" for k in given if k.startswith("hyper.") and not torch.isfinite(given[k]).all()
         ]
         if differences:
             more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
@@ -503,7 +502,60 @@ class NIW(NIWLearner):
         return found
 
 
-def average_over_ranks(model: nn.Module, hyper: Hyperparameters) -> None:
+def chain_hyper(
+    chosen: Named, prior_precision: Optional[float], prior_std: Optional[float], lr: float, options: Options
+) -> Hyperparameters:
+    """What a chain's q(phi) has beside m_0."""
+    if prior_std is not None:
+        raise ArgumentError("prior_std goes with rank or curvature='full'. Give prior_precision, P_0 at the start.")
+    if prior_precision is None:
+        prior_precision = 0.01 / noise_variance(lr, options.temperature, n=1) if options.temperature else 1.0
+    check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
+    return Hyperparameters([p for _, p in chosen], -math.log(prior_precision), options.wishart)
+
+
+def latent_hyper(
+    chosen: Named,
+    rank: int,
+    directions: str,
+    prior_std: Optional[float],
+    prior_precision: Optional[float],
+    noise: float,
+    wishart: str,
+) -> LatentHyperparameters:
+    """The same in the coordinates of Gauss-Newton steps."""
+    if prior_precision is not None:
+        raise ArgumentError(
+            "prior_precision is a chain's. With rank or curvature='full' give prior_std, relative to the weights'."
+        )
+    prior_std = PRIOR_STD if prior_std is None else prior_std
+    check_number("prior_std", prior_std, 0, strict=True, high=LARGEST)
+    check_number("noise", noise, 0, strict=True, high=LARGEST)
+    return LatentHyperparameters(chosen, rank, directions, prior_std, noise, wishart)
+
+
+@torch.no_grad()
+def latent_diagnostics(solution: Solution, latent: Latent, second_order: str) -> Dict[str, Any]:
+    """What `NIW.diagnostics` says where the posterior has its full covariance; means over episodes."""
+    pinned = 1.0 - solution.spread.trace() / latent.size
+    moved, prior = latent.offsets(solution.z), LatentWeights(nn.Module(), latent, latent.zeros())
+    layers = {
+        name: {"prior_std": variance.mean().sqrt().item(), "moved": offset.square().mean().sqrt().item()}
+        for (name, variance), offset in zip(prior.variance.items(), moved)
+    }
+    return {
+        "share": pinned.mean().item(),
+        "length": solution.z.norm(dim=-1).mean().item(),
+        "evidence": solution.evidence.mean().item(),
+        "likelihood": solution.likelihood,
+        "noise": latent.noise().item() if solution.likelihood == "gaussian" else None,
+        "n0": latent.n0.item(),
+        "second_order": second_order,
+        "layers": layers,
+    }
+
+
+def average_over_ranks(model: nn.Module, hyper: nn.Module) -> None:
     """With a DistributedDataParallel inside, V_0's and n_0's gradients are averaged as the model's are."""
     if not any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         return

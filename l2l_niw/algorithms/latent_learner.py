@@ -1,0 +1,431 @@
+"""One task's network where the posterior has its full covariance: a clone of the model, in the prior's coordinates."""
+
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from learn2learn.algorithms.base_learner import BaseLearner
+from torch import Tensor, nn
+
+from l2l_niw.errors import ArgumentError, ChainError, LossError
+from l2l_niw.inference.laplace import expected_kl
+from l2l_niw.inference.latent import Latent
+from l2l_niw.inference.latent_posterior import LatentWeights, Solution, free_energy, predictive, step
+from l2l_niw.inference.likelihood import Outputs, parts_of, without_graph
+from l2l_niw.inference.meta_gradient import Tag
+from l2l_niw.utils._checks import check_count, check_finite, check_loss, check_number, check_used
+from l2l_niw.utils._functional import Replica, arrays_in, batch_size, run_with
+from l2l_niw.utils._inputs import Inputs
+
+if TYPE_CHECKING:
+    from l2l_niw.algorithms.niw import NIW
+
+
+class Forward(NamedTuple):
+    """What a forward leaves for `adapt`: its tag, inputs and outputs, and whether the posterior's spread is in them."""
+
+    tag: Tag
+    inputs: Inputs
+    given: List[Tensor]  # among the inputs, those with a graph of their own
+    outputs: Any
+    widened: bool
+
+
+class Progress(NamedTuple):
+    """How far an episode is: its last step's result, its steps, and what they were taken on."""
+
+    solution: Optional[Solution] = None
+    steps: int = 0
+    inputs: Tuple[Inputs, ...] = ()
+    given: Tuple[Tensor, ...] = ()
+
+
+START = Progress()
+
+
+class State:
+    """
+    **Description**
+
+    An episode's z, and the free energy that is added to the query's loss. With second_order='last_step' their graph is
+    kept beside that of the forwards, so that it can be let go when the next step has been taken.
+
+    **Arguments**
+
+    * **z** (Tensor) - With the graph of the step that led to it.
+    * **energy** (Tensor) - A scalar, or None.
+    * **leaves** (list) - What they depend on.
+    * **beside** (bool) - Whether their graph is kept beside.
+    """
+
+    def __init__(self, z: Tensor, energy: Optional[Tensor], leaves: List[Tensor], beside: bool):
+        self.z: Optional[Tensor] = z
+        self.energy, self.leaves, self.beside = energy, leaves, beside
+        self.tags: List[Tag] = []  # forwards at this state
+
+    def coordinates(self) -> Tensor:
+        """z, from which a back-propagation reaches L_0 and the free energy."""
+        own = (None, None) if self.beside else (self.z, self.energy)
+        return Coordinates.apply(self, *own, *self.leaves)
+
+    def examples(self) -> int:
+        """The examples of the forwards behind the back-propagation under way, but for those that were stepped on."""
+        task = torch._C._current_graph_task_id()
+        return sum([tag.n for tag in self.tags if not tag.stepped_on and tag.is_behind(task)])
+
+    def release(self) -> None:
+        """Lets go of the graph, if it is kept beside."""
+        if self.beside:
+            self.z = self.energy = None
+
+
+class Coordinates(torch.autograd.Function):
+    """
+    The identity on z. Where a query's loss is back-propagated, the gradient of the free energy over the query's
+    examples is added, and every leaf has a gradient, if it is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, state: State, z: Optional[Tensor], energy: Optional[Tensor], *leaves: Tensor) -> Tensor:
+        """z's value."""
+        ctx.state = state
+        return state.z.detach().clone()  # type: ignore[union-attr]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
+        """The gradients of z, of the free energy and of all that L_0 is made of."""
+        state, n = ctx.state, ctx.state.examples()
+        found: List[Optional[Tensor]] = [torch.zeros_like(t) if n else None for t in state.leaves]
+        share = torch.ones_like(state.energy) / n if n and state.energy is not None else None
+        if not state.beside:
+            return (None, gradient, share, *found)
+        pairs = [(state.z, gradient), (state.energy, share)]
+        pairs = [(end, g) for end, g in pairs if end is not None and g is not None and end.requires_grad]
+        if pairs:
+            options: Dict[str, Any] = {"create_graph": torch.is_grad_enabled(), "retain_graph": True}
+            ends, given = zip(*pairs)
+            own = torch.autograd.grad(ends, state.leaves, given, allow_unused=True, **options)
+            found = [zero if g is None else g for zero, g in zip(found, own)]
+        return (None, None, None, *found)
+
+
+class LatentLearner(BaseLearner):
+    """
+    **Description**
+
+    What `NIW.clone()` returns with `rank` or curvature='full': a network for one task, at weights m_0 + U z. `adapt` is
+    a Gauss-Newton step in z on the support's loss, which has to be a squared error, a cross-entropy, or the negative
+    log-likelihood of a distribution that the model returns.
+
+    A query's outputs have the posterior's spread in them (`linearise`): those of a forward that is declared by
+    `learner.query(x)`, or whose inputs are not those that the last step was taken on. Logits are shrunk by it, the
+    variance of a distribution grows; means stay as they are.
+    """
+
+    def __init__(self, niw: "NIW", latent: Latent, replica: Replica, progress: Progress, **flags: bool):
+        super().__init__(replica.module)
+        self.__dict__.update(
+            flags,
+            niw=niw,  # not a submodule: parameters() are this learner's own
+            lr=niw.lr,
+            _latent=latent,
+            _replica=replica,
+            _share=1.0,  # of the free energy: less if the loss is divided by a number of episodes
+        )
+        self._set_state(progress)
+
+    def __getattr__(self, name: str) -> Any:
+        """As learn2learn's learners: the model's attribute. Its methods run as `forward` does."""
+        found = super().__getattr__(name)
+        if isinstance(found, (nn.Module, Tensor)):
+            self.__dict__["_state_is_used"] = True
+        module = self.__dict__["_modules"].get("module")
+        method = callable(found) and getattr(found, "__self__", None) is module is not None
+        return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """As a module's: the weights at z, by name."""
+        self.__dict__["_state_is_used"] = True
+        return super().named_parameters(*args, **kwargs)
+
+    def _set_state(self, progress: Progress) -> None:
+        """Makes where the last step led the learner's weights."""
+        niw, latent, solution = self.niw, self._latent, progress.solution
+        z = latent.zeros() if solution is None else solution.z
+        energy = None
+        if solution is not None and niw.options.add_kl_gradient and niw.options.kl_weight:
+            energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
+        leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
+        beside = solution is not None and niw.options.second_order == "last_step"
+        state = State(z, energy, [t for t in leaves if t.requires_grad], beside)
+        coordinates = state.coordinates()
+        self._replica.put(latent.weights(coordinates))
+        self.__dict__.update(_state=state, _z=coordinates, _progress=progress, _forwards=[], _state_is_used=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs at the learner's weights; of a query, with the posterior's spread in them."""
+        return self._run("__call__", False, *args, **kwargs)
+
+    def query(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs of a forward that is declared to be the query's, whatever its inputs."""
+        return self._run("__call__", True, *args, **kwargs)
+
+    def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
+        """One forward, by a method of the model: notes its outputs, and widens them if it is a query's."""
+        call = partial(getattr(self._modules["module"], method), *args, **kwargs)
+        widened = self.niw.options.linearise and self._progress.steps > 0
+        widened = widened and (query or not self._is_support(args, kwargs))
+        if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            return self._predict(call) if widened else call()
+        outputs = call()
+        if widened:
+            outputs = predictive(outputs, self.niw._likelihood, self._progress.solution.spread, self._z, 0, True)
+        n = batch_size(outputs, (args, kwargs))
+        if n is None:
+            self.niw._warn(
+                "a forward has no batch dimension, so it counts as one example. If it is not, pass n to adapt."
+            )
+        given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
+        tag = Tag(1 if n is None else n, outputs, [id(t) for t in (*self._replica.get(), *given)])
+        self._state.tags.append(tag)
+        self._forwards.append(Forward(tag, Inputs(args, kwargs), given, outputs, widened))
+        return outputs
+
+    def _predict(self, call: Callable) -> Any:
+        """A query's outputs, without a graph."""
+        latent, spread = self._latent.detached(), self._progress.solution.spread.detached()
+        with torch.inference_mode(False), torch.enable_grad():
+            z = self._z.detach().clone().requires_grad_()
+            outputs = run_with(lambda: self._replica, latent.weights(z), call)
+            outputs = predictive(outputs, self.niw._likelihood, spread, z, 0, False)
+        return without_graph(outputs)
+
+    def _is_support(self, args: tuple, kwargs: dict) -> bool:
+        """Whether the last step was taken on these inputs."""
+        found = [inputs.same_as(args, kwargs) for inputs in self._progress.inputs]
+        if True not in found and None in found:
+            self.niw._warn(
+                "a forward's inputs cannot be compared with those of the last step, so it counts as a query. Say it by "
+                "learner.query(x), or choose linearise=False, where both are the same."
+            )
+        return True in found
+
+    def adapt(
+        self,
+        loss: Tensor,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+        n: Optional[int] = None,
+    ) -> None:
+        """
+        **Description**
+
+        Takes one Gauss-Newton step in z on the loss and replaces the learner's weights. On an error the learner is left
+        as it was, but the loss is spent: compute it anew.
+
+        **Arguments**
+
+        * **loss** (Tensor) - Mean loss over the support.
+        * **first_order** (bool, *optional*, default=None) - Whether the step's result is a constant to L_0. Defaults to
+            the learner's.
+        * **allow_unused** (bool, *optional*, default=None) - Whether parameters that the loss does not depend on are
+            let be. Defaults to the learner's.
+        * **allow_nograd** (bool, *optional*, default=None) - Whether parameters with `requires_grad = False` are let
+            be. Defaults to the learner's.
+        * **n** (int, *optional*, default=None) - The number of examples behind the loss. Defaults to the batch sizes of
+            the forwards that it was computed from.
+        """
+        niw, options = self.niw, self.niw.options
+        check_count(n)
+        niw._check_frozen(self.allow_nograd if allow_nograd is None else allow_nograd)
+        check_loss(loss)
+        check_finite(loss.detach(), "adapt: the loss")
+        forwards = self._behind(loss, self.allow_unused if allow_unused is None else allow_unused)
+        n = n or sum([forward.tag.n for forward in forwards]) or 1
+        constant = self.first_order if first_order is None else first_order
+        solution = step(
+            self._latent,
+            self._z,
+            loss.reshape(()),
+            [parts_of(forward.outputs) for forward in forwards],
+            n,
+            niw._likelihood or options.likelihood,
+            options.temperature,
+            options.radius,
+            not (constant or options.second_order == "none"),
+        )
+        check_finite(solution.z.detach().sum(), "adapt: the step's result")
+        niw.__dict__["_likelihood"] = solution.likelihood
+        for forward in forwards:
+            forward.tag.stepped_on = True
+        if len(forwards) == len(self._forwards) and not self._state_is_used:
+            self._state.release()
+        inputs, given = tuple(f.inputs for f in forwards), [*self._progress.given]
+        given += [t for f in forwards for t in f.given if not any(t is own for own in given)]
+        self._set_state(Progress(solution, self._progress.steps + 1, inputs, tuple(given)))
+        niw.__dict__["_newest"] = solution.detached(), self._latent.detached()
+
+    def _behind(self, loss: Tensor, allow_unused: bool) -> List[Forward]:
+        """The forwards that the loss was computed from."""
+        if not self.niw._saw_used:  # once per wrapper, as it is a whole backward
+            weights = self._replica.get()
+            found = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            check_used(self._latent.names, found, allow_unused)
+            self.niw.__dict__["_saw_used"] = True
+        tensors = [parts_of(forward.outputs).tensors for forward in self._forwards]
+        every = [t for own in tensors for t in own if t.requires_grad]
+        found = torch.autograd.grad(loss, every, retain_graph=True, allow_unused=True) if every else ()
+        used = {id(t) for t, g in zip(every, found) if g is not None}
+        forwards = [f for f, own in zip(self._forwards, tensors) if any([id(t) in used for t in own])]
+        if not forwards:
+            raise LossError(
+                "adapt: the loss came by no forward of this learner since its last step. Compute it from its outputs, "
+                "`learner(x)`."
+            )
+        if True in [forward.widened for forward in forwards]:
+            self.niw._warn(
+                "a step was taken on the loss of a query's outputs, as its inputs are not those of the step before, "
+                "and the posterior's spread is in them. Step on the same support each time, or choose linearise=False."
+            )
+        return forwards
+
+    def posterior(
+        self,
+        nll: Optional[Callable] = None,
+        steps: int = 5,
+        lr: Optional[float] = None,
+        samples: int = 1,
+        n: Optional[int] = None,
+    ) -> LatentWeights:
+        """
+        **Description**
+
+        Without arguments, q_i after the steps so far, a differentiable function of L_0: its mean is where the last one
+        led, its covariance that of the outputs linearised where it began. With `nll`, meta-test inference: as many
+        Gauss-Newton steps from the mode phi*, without a graph.
+
+        **Arguments**
+
+        * **nll** (callable, *optional*, default=None) - Takes a network, `network(x)`, and returns the support's mean
+            loss.
+        * **steps** (int, *optional*, default=5) - Gauss-Newton steps.
+        * **lr**, **samples** - Not used here; of a chain's learner.
+        * **n** (int, *optional*, default=None) - The number of support examples. Defaults to the batch size that the
+            network was called with.
+
+        **Returns** a `LatentWeights`.
+        """
+        if nll is not None:
+            return self._test_posterior(nll, steps, n)
+        solution = self._require_step("posterior")
+        return LatentWeights(self.module, self._latent, solution.z, solution.spread, solution.likelihood)
+
+    def _test_posterior(self, nll: Callable, steps: int, n: Optional[int]) -> LatentWeights:
+        check_number("steps", steps, 0, whole=True)
+        check_count(n)
+        options, latent = self.niw.options, self._latent.at_mode().detached()
+        post = LatentWeights(self.module, latent, torch.zeros_like(self._z.detach()), None, self.niw._likelihood)
+        for _ in range(steps):
+            seen: List[Tuple[Outputs, int]] = []
+
+            def noting(*args: Any, **kwargs: Any) -> Any:
+                outputs = network(*args, **kwargs)  # noqa: B023
+                seen.append((parts_of(outputs), batch_size(outputs, (args, kwargs)) or 1))  # noqa: B023
+                return outputs
+
+            with torch.inference_mode(False), torch.enable_grad():
+                z = post.z.clone().requires_grad_()
+                network = post.network(dict(zip(latent.names, latent.weights(z))))
+                loss = nll(noting)
+                if not seen:
+                    raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
+                check_loss(loss, "posterior: nll's loss")
+                check_finite(loss.detach(), "posterior: nll's loss")
+                outputs, likelihood = [own for own, _ in seen], self.niw._likelihood or options.likelihood
+                count = n or sum([size for _, size in seen])
+                settings = likelihood, options.temperature, options.radius
+                solution = step(latent, z, loss.reshape(()), outputs, count, *settings, create_graph=False)
+            post = LatentWeights(self.module, latent, solution.z, solution.spread, solution.likelihood)
+        return post
+
+    def kl(self) -> Tensor:
+        """
+        **Description**
+
+        The expected KL of the episode's posterior, E_q(phi) KL(q_i || p(theta | phi)), in nats, with gradients to L_0.
+
+        **Returns** a scalar.
+        """
+        solution = self._require_step("kl")
+        return expected_kl(solution.z, solution.spread, self._latent.n0, self._latent.wishart)
+
+    def objective(self, loss: Tensor, n: Optional[int] = None) -> Tensor:
+        """
+        **Description**
+
+        The episode's objective written out, for a wrapper with `add_kl_gradient=False`: the mean query loss plus
+        kl_weight * F / n, F the support's free energy in units of the loss.
+
+        **Arguments**
+
+        * **loss** (Tensor) - Mean loss over the query.
+        * **n** (int, *optional*, default=None) - The query's number of examples. Defaults to the batch size of the only
+            forward since the last step.
+
+        **Returns** a scalar to be back-propagated.
+        """
+        options = self.niw.options
+        if options.add_kl_gradient:
+            raise ArgumentError(
+                "objective: with add_kl_gradient=True the free energy's gradient is added already; build NIW with "
+                "add_kl_gradient=False."
+            )
+        check_count(n)
+        if n is None:
+            if len(self._forwards) != 1:
+                number = "several" if self._forwards else "no"
+                raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
+            n = self._forwards[0].tag.n
+        return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._latent)
+
+    def _require_step(self, call: str) -> Solution:
+        if self._progress.solution is None:
+            raise ChainError(
+                f"{call}: this learner has taken no step, so there is nothing to infer from. Call adapt(loss) first"
+                + (", or pass nll for inference from the mode." if call == "posterior" else ".")
+            )
+        return self._progress.solution
+
+    def clone(
+        self,
+        first_order: Optional[bool] = None,
+        allow_unused: Optional[bool] = None,
+        allow_nograd: Optional[bool] = None,
+    ) -> "LatentLearner":
+        """A learner that continues this one's steps, on its own, with a graph to where they led."""
+        self.__dict__["_state_is_used"] = True
+        given = {"first_order": first_order, "allow_unused": allow_unused, "allow_nograd": allow_nograd}
+        flags = {name: getattr(self, name) if flag is None else flag for name, flag in given.items()}
+        replica = Replica(self._modules["module"], self._replica.get())
+        return LatentLearner(self.niw, self._latent, replica, self._progress, **flags)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """Without what has a graph, but for the weights."""
+        solution = self._progress.solution
+        progress = self._progress._replace(solution=solution and solution.detached(), given=())
+        own = {"_progress": progress, "_latent": self._latent.detached(), "_state": None, "_z": None, "_forwards": []}
+        return {**self.__dict__, **own}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._set_state(self._progress)
+
+    def __deepcopy__(self, memo: dict) -> "LatentLearner":
+        """With weights that are leaves: a graph cannot be copied."""
+        memo.update({id(w): w.detach().clone().requires_grad_(w.requires_grad) for w in self._replica.get()})
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin

@@ -1,0 +1,243 @@
+"""An episode's posterior in the prior's coordinates: its steps, its draws, its linearised predictions."""
+
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Distribution
+
+from l2l_niw.errors import ArgumentError
+from l2l_niw.heads.predictions import Gaussian
+from l2l_niw.inference.gaussian import GaussianWeights, Weights, run_networks
+from l2l_niw.inference.laplace import Spread, gauss_newton, jacobian, log_evidence, spread
+from l2l_niw.inference.latent import Latent
+from l2l_niw.inference.likelihood import Outputs, energy, look, widened, without_graph
+from l2l_niw.inference.wishart import log_determinant_gap
+
+LARGEST = 2**27  # entries of a Jacobian: half a gigabyte
+
+
+class Solution(NamedTuple):
+    """
+    **Description**
+
+    What one Gauss-Newton step finds, of an episode or of several.
+
+    * `z` - Where it leads, (..., coordinates).
+    * `spread` - S, of the outputs linearised where it began.
+    * `evidence` - The support's log evidence there, each episode's, in nats.
+    * `unit` - The mean loss that is one nat per example, each episode's: 1 for a likelihood, 2 noise^2 for a squared
+        error.
+    * `likelihood` - What the outputs parametrise.
+    """
+
+    z: Tensor
+    spread: Spread
+    evidence: Tensor
+    unit: Tensor
+    likelihood: str
+
+    def detached(self) -> "Solution":
+        """The same without a graph."""
+        return Solution(
+            self.z.detach(), self.spread.detached(), self.evidence.detach(), self.unit.detach(), self.likelihood
+        )
+
+
+def free_energy(solution: Solution, latent: Latent) -> Tensor:
+    """
+    **Description**
+
+    What an episode's objective has beside the query's loss, in units of that loss, summed over episodes: the support's
+    free energy, E_q[l_i] + KL at its minimum, which is -log p(S) by Laplace's approximation, plus what not knowing
+    Sigma costs. With a query's predictive likelihood it makes the marginal likelihood of all data of a task.
+    """
+    gap = 0.5 * log_determinant_gap(latent.n0, latent.size, latent.wishart)
+    return (solution.unit * (gap.to(solution.evidence.dtype) - solution.evidence)).sum()
+
+
+def step(
+    latent: Latent,
+    z: Tensor,
+    losses: Tensor,
+    outputs: Sequence[Outputs],
+    n: float,
+    likelihood: str,
+    temperature: float,
+    radius: float,
+    create_graph: bool,
+) -> Solution:
+    """
+    **Description**
+
+    One Gauss-Newton step on l_i(z) / T + |z|^2 / 2.
+
+    **Arguments**
+
+    * **latent** (Latent) - L_0.
+    * **z** (Tensor) - What the losses were computed at, (..., coordinates).
+    * **losses** (Tensor) - Mean losses over the support, (...).
+    * **outputs** (list) - Of the forwards behind them.
+    * **n** (float) - Examples of an episode.
+    * **likelihood**, **temperature**, **radius** - Of `NIW`'s options.
+    * **create_graph** (bool) - Whether the result is a function of L_0.
+    """
+    rows = sum([t[(0,) * losses.dim()].numel() for _, tensors in outputs for t in tensors[:1]])
+    check_size(rows, z)
+    seen = [look(losses, own, likelihood, latent.noise(), n, create_graph) for own in outputs]
+    found = energy(losses, seen, z, temperature, partial(jacobian, create_graph=create_graph), create_graph)
+    if not create_graph:
+        found, z = type(found)(*[t.detach() for t in found]), z.detach()
+    covariance = spread(found.w)
+    evidence = log_evidence(found.value, z, covariance)
+    unit = n / (seen[0].factor.detach() / temperature)
+    return Solution(gauss_newton(z, found.gradient, covariance, radius), covariance, evidence, unit, seen[0].likelihood)
+
+
+def check_size(rows: int, z: Tensor) -> None:
+    """Raises where the Jacobian of so many outputs would not fit."""
+    if rows * z.numel() > LARGEST:
+        raise ArgumentError(
+            f"the Jacobian of {rows} outputs in {z.shape[-1]} coordinates would take "
+            f"{rows * z.numel() * z.element_size() / 2**30:.1f} GiB. Make fewer weights random, random='last_layer' or "
+            "a pattern, or give rank=8, which has 8 coordinates."
+        )
+
+
+def call(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function's value."""
+    return function(tensor)
+
+
+def predictive(
+    outputs: Any,
+    likelihood: Optional[str],
+    covariance: Spread,
+    z: Tensor,
+    lead: int,
+    create_graph: bool,
+    apply: Callable[[Tensor, Callable], Tensor] = call,
+) -> Any:
+    """
+    A forward's outputs with the posterior's spread in them, by the outputs' Jacobian in z. Under `vmap`, `apply` calls
+    a function on the tensor of all episodes.
+    """
+
+    def variances(means: Tensor) -> Tensor:
+        check_size(means.shape[-1], z)
+        return covariance.variances(jacobian(means, z, create_graph))
+
+    return widened(outputs, likelihood, lambda means: apply(means, variances), lead)
+
+
+class LatentWeights(GaussianWeights):
+    """
+    **Description**
+
+    A Gaussian over a model's random weights, m_0 + U z with z ~ N(z_i, S): one with correlations. `mean` and
+    `variance`, the diagonal, are dicts by parameter name, `z` and `covariance` are in the prior's coordinates. Beside
+    sampled networks, `predict`, it has the linearised predictive in closed form, `linearised`.
+
+    **Arguments**
+
+    * **module** (Module) - The model.
+    * **latent** (Latent) - L_0.
+    * **z** (Tensor) - The mean, (coordinates,), or of B tasks, (B, coordinates).
+    * **spread** (Spread) - The covariance, or None for the prior's.
+    * **likelihood** (str, *optional*, default=None) - What outputs that are a tensor parametrise.
+
+    **Example**
+
+    ~~~python
+    post = learner.posterior()
+    prediction = post.linearised(x)         # a Normal with the noise in it, or a Categorical
+    ~~~
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        latent: Latent,
+        z: Tensor,
+        spread: Optional[Spread] = None,
+        likelihood: Optional[str] = None,
+        vectorize: Optional[bool] = None,
+    ):
+        self._latent, self.z, self._likelihood = latent, z, likelihood
+        none = z.new_zeros(*z.shape[:-1], 0, z.shape[-1])
+        self._spread = Spread(none, z.new_zeros(*z.shape[:-1], 0, 0)) if spread is None else spread
+        super().__init__(module, latent.names, latent.weights(z), [], vectorize)
+
+    @classmethod
+    def stack(cls, parts: Sequence[Any]) -> "LatentWeights":
+        """The posteriors of several tasks as one with a leading dimension."""
+        first = parts[0]
+        spread = Spread(*[torch.stack(tensors) for tensors in zip(*[part._spread for part in parts])])
+        z = torch.stack([part.z for part in parts])
+        return cls(first._module, first._latent, z, spread, first._likelihood, vectorize=False)
+
+    @property
+    def covariance(self) -> Tensor:
+        """S, (..., coordinates, coordinates)."""
+        return self._spread.covariance()
+
+    @property
+    def variance(self) -> Weights:
+        """The weights' variances, by parameter name."""
+        return dict(zip(self._latent.names, self._variances()))
+
+    @variance.setter
+    def variance(self, value: Weights) -> None:
+        """Nothing: it follows from the covariance."""
+
+    def _variances(self) -> List[Tensor]:
+        found, lead = [], self.z.shape[:-1]
+        for m, own, (begin, end) in zip(self._latent.m0, self._latent.directions, self._latent.places):
+            if len(own) == 1 and own[0].shape == m.shape:
+                w = self._spread.w[..., begin:end]
+                pinned = torch.zeros_like(self.z[..., begin:end])
+                if w.shape[-2] and self._spread.primal:
+                    pinned = 1.0 - self._spread.covariance().diagonal(dim1=-2, dim2=-1)[..., begin:end]
+                elif w.shape[-2]:
+                    pinned = torch.linalg.solve_triangular(self._spread.lower, w, upper=False).square().sum(-2)
+                found.append((1.0 - pinned).reshape(*lead, *m.shape) * own[0].exp())
+                continue
+            rows = self.z.new_zeros(m.numel(), self.z.shape[-1])
+            directions = torch.einsum("ik,kj->kij", *own) if len(own) == 2 else own[0]
+            rows[:, begin:end] = directions.reshape(end - begin, -1).mT
+            found.append(self._spread.variances(rows.expand(*lead, *rows.shape)).reshape(*lead, *m.shape))
+        return found
+
+    def rsample(self) -> Weights:
+        """One network's weights, reparametrised: gradients reach whatever the Gaussian depends on."""
+        return dict(zip(self._latent.names, self._latent.weights(self.z + self._spread.draw())))
+
+    def linearised(self, *args: Any, **kwargs: Any) -> Distribution:
+        """
+        **Description**
+
+        The predictive distribution of the network linearised around the posterior's mean, in closed form: for outputs
+        that are means a Gaussian with the learned noise in it, for logits a `Categorical` (or `Bernoulli`) by MacKay's
+        approximation, for a model that returns a distribution the same with the posterior's spread in it. Cheaper than
+        sampled networks, and better where the posterior is wide. For B tasks every tensor among the arguments has a
+        leading dimension B.
+        """
+        if self._likelihood is None:
+            raise ArgumentError("linearised: no loss has shown yet what outputs mean. Take a step first.")
+        lead, graph = self.z.dim() - 1, self.z.requires_grad
+        with torch.inference_mode(False), torch.enable_grad():
+            z = self.z if graph else self.z.clone().requires_grad_()
+            weights = dict(zip(self._latent.names, self._latent.weights(z)))
+            if lead:
+                stacked = {name: w.unsqueeze(0) for name, w in weights.items()}
+                outputs = run_networks(self._module, stacked, args, kwargs, self._vectorize is not False)[0]
+            else:
+                outputs = self.network(weights)(*args, **kwargs)
+            if isinstance(outputs, Tensor) and self._likelihood == "gaussian":
+                outputs = Gaussian(outputs, self._latent.noise())
+            outputs = predictive(outputs, self._likelihood, self._spread, z, lead, graph)
+        if not isinstance(outputs, Tensor):
+            return outputs if graph else without_graph(outputs)
+        kinds = {"categorical": Categorical, "bernoulli": Bernoulli}
+        return kinds[self._likelihood](logits=outputs if graph else outputs.detach(), validate_args=False)
