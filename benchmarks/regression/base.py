@@ -13,6 +13,7 @@ from l2l_niw.models import MLP
 from l2l_niw.heads.predictions import Evidence, Gaussian
 
 WIDTH, WIDTHS = 32, (40, 40, 40)
+HALF_WIDTH = 5.0  # of the inputs' interval
 SPREAD = 5  # times the weights' learning rate is that of step sizes and variances: in log, they have further to go
 NOISE = 0.3  # the targets' own: what no prediction of a target can be below
 
@@ -34,6 +35,17 @@ class RidgeNet(Ridge):
         return Evidence(s[..., None, None] * phi, s * lam.sqrt(), y.shape[-1])
 
 
+class Scaled(nn.Module):
+    """A module whose inputs are scaled to [-1, 1]."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x / HALF_WIDTH)
+
+
 def network(head):
     """
     The model of every row with this head: an MLP of three layers, or a neural process on one. Heads that solve for
@@ -45,6 +57,10 @@ def network(head):
             "anp": lambda: ANP(WIDTH, width=WIDTH, self_layers=1, cross_layers=1, latent=False),
         }
         return EpisodicModel(MLP(1, (WIDTH,), activate_last=True), processes[head]())
+    if head == "plain":  # what a MAML script has: an ordinary network with an ordinary last layer
+        return EpisodicModel(
+            Scaled(MLP(1, (40, 40), activate_last=True)), Linear(40, 1, "regression", learn_noise=True)
+        )
     heads = {
         "linear": lambda: Linear(WIDTHS[-1], 1, "regression", learn_noise=True),
         "ridge": RidgeNet,
@@ -56,7 +72,7 @@ def network(head):
 
 def support_loss(head):
     """What inner steps minimise: `loss(network, x, y)`."""
-    if head == "linear":  # the noise is no matter of a task
+    if head in ("linear", "plain"):  # the noise is no matter of a task
         return lambda network, x, y: (network(x, y).mean - y).square().mean()
     return lambda network, x, y: network(x, y).nll(y)
 

@@ -69,6 +69,72 @@ class NIWMethod(Plain):
         return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, vectorize=True)
 
 
+class RankMethod(Plain):
+    """
+    **Description**
+
+    A network whose weights differ between tasks along a few learned directions, or all of whose weights are random
+    under a diagonal prior, with the full covariance of their posterior: Gauss-Newton steps, and the linearised
+    predictive.
+
+    **Arguments**
+
+    * **head** (str) - The network's.
+    * **steps** (int, *optional*, default=3) - Gauss-Newton steps.
+    * **options** - Of `NIW`.
+    """
+
+    def __init__(self, head, steps=3, **options):
+        super().__init__(head)
+        self.niw = NIW(self.model, lr=1.0, random=lambda name, p: "noise" not in name, **options)
+        self.episodes = BatchedEpisodes(self.niw, support_nll, query_loss, steps=steps)
+
+    def groups(self, lr):
+        return [{"params": list(self.niw.parameters()), "lr": lr}]
+
+    def backward(self, tasks):
+        loss = self.episodes(tasks.support, tuple(tasks))
+        loss.backward()
+        return loss.item()
+
+    def predict(self, tasks):
+        with torch.no_grad():
+            return self.episodes.posterior(tasks.support).linearised(tasks.x, tasks.y, tasks.x_query)
+
+
+def support_nll(network, x, y):
+    return network(x, y).nll(y)
+
+
+class RankProcess(NeuralProcess):
+    """
+    **Description**
+
+    A neural process whose decoder's weights differ between tasks along a few learned directions: Gauss-Newton steps on
+    the support's data, each predicted from the others.
+
+    **Arguments** - As those of `RankMethod`.
+    """
+
+    def __init__(self, head, steps=2, **options):
+        super().__init__(head)
+        self.niw = NIW(self.decoder, lr=1.0, **options)
+        self.episodes = BatchedEpisodes(self.niw, told_loss, steps=steps)
+
+    def groups(self, lr):
+        own = {id(p) for p in self.decoder.parameters()}
+        shared = [p for p in self.model.parameters() if id(p) not in own]
+        return [{"params": [*shared, *self.niw.parameters()], "lr": lr}]
+
+    def query_loss(self, told_query, told, tasks):
+        return self.episodes((told, tasks.y), (told_query, tasks.y_query))
+
+    def predict(self, tasks):
+        with torch.no_grad():
+            told_query, told = self.tell(tasks)
+            return self.episodes.posterior((told, tasks.y)).linearised(told_query)
+
+
 def told_loss(decoder, told, y):
     return decoder(told).nll(y)
 

@@ -6,7 +6,7 @@ from typing import Callable, Optional
 
 from regression.base import NeuralProcess, Plain
 from regression.maml import MAML, Reptile
-from regression.niw import NIWMethod, NIWProcess
+from regression.niw import NIWMethod, NIWProcess, RankMethod, RankProcess
 from regression.pmaml import PMAML
 
 OUTER = (0.004, 0.001, 0.002, 0.008)  # learning rates of what has no inner one
@@ -25,6 +25,7 @@ class Row:
     * **inner** (tuple) - Inner learning rates to search, if it has them, two.
     * **baseline** (str, *optional*, default=None) - The row with the same head and without NIW.
     * **outer** (tuple, *optional*, default=TWO) - Outer learning rates to search beside inner ones.
+    * **searched** (str, *optional*, default='lr') - What the inner ones are.
     """
 
     title: str
@@ -32,13 +33,14 @@ class Row:
     inner: tuple = ()
     baseline: Optional[str] = None
     outer: tuple = TWO
+    searched: str = "lr"
 
     @property
     def space(self):
         """Four settings, whatever the method; the first is what is used before any search."""
         if not self.inner:
             return [{"outer_lr": outer} for outer in OUTER]
-        return [{"outer_lr": outer, "lr": inner} for outer, inner in product(self.outer, self.inner)]
+        return [{"outer_lr": outer, self.searched: inner} for outer, inner in product(self.outer, self.inner)]
 
 
 STEPS = (0.01, 0.003)
@@ -60,6 +62,15 @@ def niw_rows(head, title, make, inner, steps, outer=TWO):
     }
 
 
+WIDE = (0.1, 0.3)  # of the weights' scale, what tasks differ by along a direction at the start
+
+
+def rank_row(head, title, make, steps, outer=TWO, inner=WIDE, **chosen):
+    """NIW with the full covariance of the posterior."""
+    build = lambda **options: make(head, steps, **chosen, **options)  # noqa: E731
+    return Row(f"NIW, {title}", build, inner, "maml-plain-5" if head == "plain" else head, outer, "prior_std")
+
+
 ROWS = {
     "ridge": Row("RidgeNet", lambda: Plain("ridge")),
     "bayesian-ridge": Row("Bayesian ridge", lambda: Plain("bayesian-ridge")),
@@ -68,6 +79,12 @@ ROWS = {
     "anp": Row("ANP", lambda: NeuralProcess("anp")),
     "maml-1": Row("MAML, 1 step", lambda lr, **options: MAML("linear", 1, lr, **options), STEPS),
     "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), SMALL_STEPS),
+    "maml-plain-1": Row("MAML, plain, 1 step", lambda lr, **options: MAML("plain", 1, lr, **options), STEPS),
+    "maml-plain-5": Row("MAML, plain, 5 steps", lambda lr: MAML("plain", 5, lr), STEPS),
+    "niw-plain-rank": rank_row("plain", "plain, rank 8", RankMethod, 3, rank=8),
+    "niw-plain-full": rank_row("plain", "plain, full A", RankMethod, 3, curvature="full", inner=(1.0, 0.3)),
+    "niw-bayesian-ridge-rank": rank_row("bayesian-ridge", "Bayesian ridge, rank 8", RankMethod, 3, rank=8),
+    "niw-anp-rank": rank_row("anp", "ANP, rank 8", RankProcess, 2, FAST, rank=8),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),
     "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), SMALL_STEPS),
     "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),

@@ -31,7 +31,7 @@ from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._functional import Replica, batch_size, check_model, key_differences
 
 Random = Tuple[List[str], List[Tensor], List[Tuple[Tensor, ...]], List[int]]
-PRIOR_STD = 0.3  # of the weights' scale, what tasks differ by along a direction at the start
+PRIOR_STD = {True: 0.1, False: 0.3}  # of the weights' scale: of each direction, or of the weights, at the start
 
 
 class NIW(NIWLearner):
@@ -46,10 +46,17 @@ class NIW(NIWLearner):
     (`clone`, `adapt`, query loss, `backward`) every parameter of `niw.parameters()` receives its
     gradient of mean query loss + kl_weight * KL / n.
 
+    With `rank` or curvature='full' the posterior has its full covariance, and steps are Gauss-Newton's: theta =
+    m_0 + U z, z ~ N(0, I), five examples say much about a z of few coordinates, and T is 1. `adapt` then needs a loss
+    that is a negative log-likelihood: a squared error, whose noise is learned, a cross-entropy, or that of a
+    distribution which the model returns. A query's outputs have the posterior's spread in them, and its
+    back-propagation adds the gradient of kl_weight * F / n, F the support's free energy, -log p(S): together the
+    marginal likelihood of all data of the task.
+
     **Arguments**
 
     * **model** (Module) - Module to be wrapped.
-    * **lr** (float) - Step size of the chain: MAML's fast adaptation learning rate.
+    * **lr** (float) - Step size of the chain: MAML's fast adaptation learning rate. Gauss-Newton steps have none.
     * **first_order** (bool, *optional*, default=False) - Whether to use the first-order approximation:
         second_order='none'.
     * **allow_unused** (bool, *optional*, default=None) - Whether to allow parameters that the loss does
@@ -60,6 +67,22 @@ class NIW(NIWLearner):
         'last_layer', as ANIL adapts; 'norm', those of normalisation layers; a name or a pattern such as 'layer4.*';
         several of these; or a function of name and parameter. The others are shared by all tasks: they are trained with
         the query's gradient, or frozen if they are, and cost no V_0.
+    * **rank** (int, *optional*, default=0) - Directions that tasks differ along: V_0 / n_0 = U U^T, U learned, of as
+        many vectors of the random weights. 0 is the paper's diagonal V_0.
+    * **directions** (str, *optional*, default='joint') - 'joint': a task has `rank` coordinates, for all layers.
+        'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a matrix
+        that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
+    * **prior_std** (float, *optional*, default=None) - With rank, the standard deviation of each direction's entries at
+        the start, relative to the weight's root mean square: by default 0.1. With curvature='full' the weights' own,
+        0.3.
+    * **noise** (float, *optional*, default=1.0) - With rank or curvature='full' and a squared error: the standard
+        deviation of targets around outputs at the start. It is learned.
+    * **likelihood** (str, *optional*, default='auto') - With rank or curvature='full': what outputs that are a tensor
+        parametrise, 'gaussian', 'categorical' or 'bernoulli'. By default the loss shows it, by its curvature.
+    * **linearise** (bool, *optional*, default=True) - With rank or curvature='full': whether a query's outputs have the
+        posterior's spread in them: logits are shrunk by it, and a distribution's variance grows.
+    * **radius** (float, *optional*, default=2.0) - With rank or curvature='full': the longest step, in standard
+        deviations of the prior.
     * **inference** (str, *optional*, default='langevin') - 'langevin': the prior is in the chain, which then samples
         the posterior q_i itself, and every forward runs at the chain's state. 'closed_form', the paper's: the chain
         samples the likelihood, Eq. 13 adds the prior, and a query runs a network drawn from q_i.
@@ -69,7 +92,8 @@ class NIW(NIWLearner):
         once more, without gradients, to see which layer is called last. A model that does not end in a linear layer
         has 'none' instead; one whose last layer cannot be told from its body keeps whole graphs. A warning says so, and
         `diagnostics()`. The paper takes the chain's moments as constants: so do `learner.posterior()` and
-        `learner.kl()` in closed form.
+        `learner.kl()` in closed form. Of Gauss-Newton steps: 'all', the default; 'last_step', the last one alone, whose
+        memory does not grow with the steps; 'none'.
     * **average_iterates** (bool, *optional*, default=False) - Whether the chain's moments are those of all iterates
         after the burn-in, as in the paper, or of the last one alone: a few cold steps are still on their way, and
         the mean of several lags behind.
@@ -86,7 +110,9 @@ class NIW(NIWLearner):
     * **precision_bounds** (tuple, *optional*, default=(1e-4, inf)) - Floor and ceiling of the chain's precision. The
         floor is the authors'; the chain's own noise bounds it from above, so no ceiling is needed.
         `diagnostics()` reports how much of it is clamped.
-    * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'sgld', the variance
+    * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'full', the Gauss-Newton matrix
+        as it is, without the diagonal approximation, with the paper's diagonal V_0, for supports of some hundred outputs
+        and networks whose Jacobian fits; 'sgld', the variance
         of the chain's iterates, as in the paper and at no cost; 'ggn', a Gauss-Newton estimate from one sampled
         label per step, one more backward, for logits (`curvature.GGN` takes other likelihoods).
     * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
@@ -528,7 +554,7 @@ def latent_hyper(
         raise ArgumentError(
             "prior_precision is a chain's. With rank or curvature='full' give prior_std, relative to the weights'."
         )
-    prior_std = PRIOR_STD if prior_std is None else prior_std
+    prior_std = PRIOR_STD[rank > 0] if prior_std is None else prior_std
     check_number("prior_std", prior_std, 0, strict=True, high=LARGEST)
     check_number("noise", noise, 0, strict=True, high=LARGEST)
     return LatentHyperparameters(chosen, rank, directions, prior_std, noise, wishart)

@@ -224,7 +224,7 @@ def root(seen: Seen, z: Tensor, jacobian: Callable[[Tensor, Tensor], Tensor]) ->
         j = p.sqrt() * (j - (p * j).sum(-2, keepdim=True))
     else:
         lower = torch.linalg.cholesky(outputs).unsqueeze(lead)
-        j = j.movedim(-1, lead)
+        j = j.movedim(-1, lead).to(lower.dtype)
         j = torch.linalg.solve_triangular(lower, j, upper=False)
         j = torch.linalg.solve_triangular(lower, j.mT, upper=False).movedim(lead, -1) / math.sqrt(2.0)
     return j.flatten(lead, -2)
@@ -275,11 +275,11 @@ def energy(
     * **jacobian** (callable) - Of outputs, (..., outputs), in z.
     * **create_graph** (bool) - Whether the result has a graph.
     """
-    w = torch.cat([root(one, z, jacobian) for one in seen], -2) / math.sqrt(temperature)
+    w = torch.cat([root(one, z, jacobian) for one in seen], -2).to(z.dtype) / math.sqrt(temperature)
     gradient = torch.autograd.grad(losses.sum(), z, create_graph=create_graph, retain_graph=True)[0]
     factor = seen[0].factor / temperature
     value = factor * losses + sum([one.constant for one in seen]) / temperature
-    return Energy(value, factor.unsqueeze(-1) * gradient, w)
+    return Energy(value, factor.unsqueeze(-1).to(z.dtype) * gradient, w)
 
 
 def widened(outputs: Any, likelihood: Optional[str], variances: Callable[[Tensor], Tensor], lead: int) -> Any:
