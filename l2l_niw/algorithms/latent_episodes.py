@@ -93,9 +93,9 @@ class LatentEpisodes:
                 return predictive(outputs, niw._likelihood, widen.spread, z, 0, True, Lift.apply)
             if solution is not None:
                 return outputs
-            kind, tensors = parts_of(outputs)
-            lifted, whole = zip(*[lift(t, len(z)) for t in tensors])
-            seen.append(Outputs(kind, whole))
+            parts = parts_of(outputs)
+            lifted, whole = zip(*[lift(t, len(z)) for t in parts.tensors])
+            seen.append(parts._replace(tensors=whole))
             return rebuilt(outputs, lifted)
 
         def one(own: List[Tensor], data: "Data") -> Tensor:

@@ -83,7 +83,7 @@ def step(
     * **likelihood**, **temperature**, **radius** - Of `NIW`'s options.
     * **create_graph** (bool) - Whether the result is a function of L_0.
     """
-    rows = sum([t[(0,) * losses.dim()].numel() for _, tensors in outputs for t in tensors[:1]])
+    rows = sum([t[(0,) * losses.dim()].numel() for own in outputs for t in own.tensors[:1]])
     check_size(rows, z)
     seen = [look(losses, own, likelihood, latent.noise(), n, create_graph) for own in outputs]
     found = energy(losses, seen, z, temperature, partial(jacobian, create_graph=create_graph), create_graph)

@@ -23,10 +23,12 @@ class Outputs(NamedTuple):
     * `kind` - 'tensor', whose meaning the loss shows; 'normal', of means and standard deviations; 'categorical', of
         logits; 'evidence', of a factor of the covariance and the noise.
     * `tensors` - These, each with as many leading dimensions as there are episodes.
+    * `targets` - Dimensions of a target that share an evidence's covariance.
     """
 
     kind: str
     tensors: Tuple[Tensor, ...]
+    targets: int = 1
 
 
 def parts_of(outputs: Any) -> Outputs:
@@ -34,7 +36,7 @@ def parts_of(outputs: Any) -> Outputs:
     if isinstance(outputs, Tensor):
         return Outputs("tensor", (outputs,))
     if isinstance(outputs, Evidence):
-        return Outputs("evidence", (outputs.factor, outputs.noise))
+        return Outputs("evidence", (outputs.factor, outputs.noise), outputs.event_shape[-1])
     if isinstance(outputs, Categorical):
         return Outputs("categorical", (outputs.logits,))
     base = outputs.base_dist if isinstance(outputs, Independent) else outputs
@@ -148,6 +150,7 @@ class Seen(NamedTuple):
     * `factor` - By which each episode's loss is to be multiplied to be the negative log-likelihood, up to `constant`.
     * `constant` - What a squared error leaves out.
     * `fits_std` - Whether the loss depends on the standard deviations too.
+    * `targets` - Of an evidence, how many dimensions of a target have its covariance.
     """
 
     likelihood: str
@@ -155,6 +158,7 @@ class Seen(NamedTuple):
     factor: Tensor
     constant: Union[float, Tensor] = 0.0
     fits_std: bool = False
+    targets: int = 1
 
 
 def look(losses: Tensor, outputs: Outputs, likelihood: str, noise: Tensor, n: float, create_graph: bool) -> Seen:
@@ -172,12 +176,12 @@ def look(losses: Tensor, outputs: Outputs, likelihood: str, noise: Tensor, n: fl
     * **n** (float) - Examples of an episode.
     * **create_graph** (bool) - Whether the result has a graph.
     """
-    lead, total, (kind, tensors) = losses.dim(), losses.sum(), outputs
+    lead, total, (kind, tensors, targets) = losses.dim(), losses.sum(), outputs
     if kind == "evidence":
         root_of_it, own = tensors
         identity = torch.eye(root_of_it.shape[-2], dtype=own.dtype, device=own.device)
         covariance = root_of_it @ root_of_it.mT + own.square()[..., None, None] * identity
-        return Seen(kind, (covariance,), torch.full_like(losses, n))
+        return Seen(kind, (covariance,), torch.full_like(losses, n), targets=targets)
     means, std = (tensors[0], noise) if kind == "tensor" else (tensors[0], tensors[-1])
     names: Sequence[str] = ("gaussian" if kind == "normal" else kind,)
     if kind == "tensor":
@@ -203,7 +207,7 @@ def root(seen: Seen, z: Tensor, jacobian: Callable[[Tensor, Tensor], Tensor]) ->
     | Gaussian of mean f and standard deviation s | df / s and, where s depends on z, sqrt(2) ds / s |
     | categorical of logits f, probabilities p | sqrt(p) (df - p^T df) |
     | Bernoulli of logit f, probability p | sqrt(p (1 - p)) df |
-    | evidence N(0, C), C = L L^T | L^-1 dC L^-T / sqrt(2) |
+    | evidence N(0, C), C = L L^T, of k targets | sqrt(k / 2) L^-1 dC L^-T |
     """
     lead = z.dim() - 1
     if seen.likelihood == "gaussian":
@@ -226,7 +230,7 @@ def root(seen: Seen, z: Tensor, jacobian: Callable[[Tensor, Tensor], Tensor]) ->
         lower = torch.linalg.cholesky(outputs).unsqueeze(lead)
         j = j.movedim(-1, lead).to(lower.dtype)
         j = torch.linalg.solve_triangular(lower, j, upper=False)
-        j = torch.linalg.solve_triangular(lower, j.mT, upper=False).movedim(lead, -1) / math.sqrt(2.0)
+        j = torch.linalg.solve_triangular(lower, j.mT, upper=False).movedim(lead, -1) * math.sqrt(seen.targets / 2.0)
     return j.flatten(lead, -2)
 
 
@@ -302,7 +306,7 @@ def widened(outputs: Any, likelihood: Optional[str], variances: Callable[[Tensor
     1. MacKay. 1992. "The Evidence Framework Applied to Classification Networks." Neural Computation.
     2. Immer et al. 2021. "Improving Predictions of Bayesian Neural Nets via Local Linearization." AISTATS.
     """
-    kind, tensors = parts_of(outputs)
+    kind, tensors, _ = parts_of(outputs)
     means = tensors[0]
     if kind == "evidence" or kind == "tensor" and likelihood not in ("categorical", "bernoulli"):
         return outputs
