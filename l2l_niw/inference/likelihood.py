@@ -291,8 +291,9 @@ def widened(outputs: Any, likelihood: Optional[str], variances: Callable[[Tensor
     **Description**
 
     The linearised predictive: outputs whose own spread has that of the posterior added. A Gaussian's variance grows by
-    it; logits shrink by 1 / sqrt(1 + pi / 8 variance), MacKay's approximation of the averaged probabilities; means
-    without a spread stay.
+    it; logits shrink by 1 / sqrt(1 + pi / 8 variance), MacKay's approximation of the averaged probabilities, those of
+    several classes as log-probabilities, so that what all of them have in common counts for nothing; means without a
+    spread stay.
 
     **Arguments**
 
@@ -310,6 +311,8 @@ def widened(outputs: Any, likelihood: Optional[str], variances: Callable[[Tensor
     means = tensors[0]
     if kind == "evidence" or kind == "tensor" and likelihood not in ("categorical", "bernoulli"):
         return outputs
+    if kind == "tensor" and likelihood == "categorical":
+        means = means.log_softmax(-1)
     spread = variances(means.flatten(lead)).view_as(means)
     if kind == "normal":
         return rebuilt(outputs, (means, (tensors[1].square() + spread).sqrt()))

@@ -305,3 +305,20 @@ def test_shrunk_logits_have_nearly_the_averaged_probability(f):
     drawn = f + VARIANCE.sqrt() * torch.randn(400_000, 4)
     assert torch.allclose(shrunk.sigmoid(), drawn.sigmoid().mean(0), atol=0.02)
     assert (shrunk.abs()[[0, 1, 3]] < abs(f)).all()
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 2), (5, 8), (10, 8)])
+def test_so_have_those_of_several_classes(size):
+    """Half as far from the average as the probabilities at the mean are, and nothing changes with a common shift."""
+    f, slope, shift = 1.5 * torch.randn(40, size[0]), torch.randn(40, *size) / size[1] ** 0.5, torch.randn(size[1])
+
+    def predict(slope):
+        z = torch.zeros(size[1], requires_grad=True)
+        variances = lambda means: jacobian(means, z, False).square().sum(-1)  # noqa: E731
+        return widened(f + (slope @ z), "categorical", variances, 0).softmax(-1).detach()
+
+    drawn = f + torch.einsum("nkr,sr->snk", slope, torch.randn(20_000, size[1]))
+    average = drawn.softmax(-1).mean(0)
+    error, without = ((p - average).abs().mean() for p in (predict(slope), f.softmax(-1)))
+    assert error < 0.5 * without
+    assert torch.allclose(predict(slope + shift), predict(slope))
