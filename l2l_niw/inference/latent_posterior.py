@@ -91,7 +91,7 @@ def step(
         found, z = type(found)(*[t.detach() for t in found]), z.detach()
     covariance = spread(found.w)
     evidence = log_evidence(found.value, z, covariance)
-    unit = n / (seen[0].factor.detach() / temperature)
+    unit = n / seen[0].factor.detach()
     return Solution(gauss_newton(z, found.gradient, covariance, radius), covariance, evidence, unit, seen[0].likelihood)
 
 
