@@ -1,8 +1,9 @@
 """One task's network where the posterior has its full covariance: a clone of the model, in the prior's coordinates."""
 
 import copy
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
@@ -32,18 +33,6 @@ class Forward(NamedTuple):
     widened: bool
 
 
-class Progress(NamedTuple):
-    """How far an episode is: its last step's result, its steps, and what they were taken on."""
-
-    solution: Optional[Solution] = None
-    steps: int = 0
-    inputs: Tuple[Inputs, ...] = ()
-    given: Tuple[Tensor, ...] = ()
-
-
-START = Progress()
-
-
 class State:
     """
     **Description**
@@ -57,11 +46,20 @@ class State:
     * **energy** (Tensor) - A scalar, or None.
     * **leaves** (list) - What they depend on.
     * **beside** (bool) - Whether their graph is kept beside.
+    * **before** (State, *optional*, default=None) - Where the step began, which is a constant to a graph kept beside.
     """
 
-    def __init__(self, z: Tensor, energy: Optional[Tensor], leaves: List[Tensor], beside: bool):
+    def __init__(
+        self,
+        z: Tensor,
+        energy: Optional[Tensor],
+        leaves: List[Tensor],
+        beside: bool,
+        before: Optional["State"] = None,
+    ):
         self.z: Optional[Tensor] = z
-        self.energy, self.leaves, self.beside = energy, leaves, beside
+        self.energy, self.leaves, self.beside, self.before = energy, leaves, beside, before
+        self.constant = False  # while the graph of the step that began here is gone through
         self.tags: List[Tag] = []  # forwards at this state
 
     def coordinates(self) -> Tensor:
@@ -77,7 +75,20 @@ class State:
     def release(self) -> None:
         """Lets go of the graph, if it is kept beside."""
         if self.beside:
-            self.z = self.energy = None
+            self.z = self.energy = self.before = None
+
+
+class Progress(NamedTuple):
+    """How far an episode is: its last step's result, its steps, what they were taken on, and where the last began."""
+
+    solution: Optional[Solution] = None
+    steps: int = 0
+    inputs: Tuple[Inputs, ...] = ()
+    given: Tuple[Tensor, ...] = ()
+    before: Optional[State] = None
+
+
+START = Progress()
 
 
 class Coordinates(torch.autograd.Function):
@@ -96,6 +107,8 @@ class Coordinates(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
         """The gradients of z, of the free energy and of all that L_0 is made of."""
         state, n = ctx.state, ctx.state.examples()
+        if state.constant:
+            return (None,) * (3 + len(state.leaves))
         found: List[Optional[Tensor]] = [torch.zeros_like(t) if n else None for t in state.leaves]
         share = torch.ones_like(state.energy) / n if n and state.energy is not None else None
         if not state.beside:
@@ -105,9 +118,23 @@ class Coordinates(torch.autograd.Function):
         if pairs:
             options: Dict[str, Any] = {"create_graph": torch.is_grad_enabled(), "retain_graph": True}
             ends, given = zip(*pairs)
-            own = torch.autograd.grad(ends, state.leaves, given, allow_unused=True, **options)
+            with constant(state.before):
+                own = torch.autograd.grad(ends, state.leaves, given, allow_unused=True, **options)
             found = [zero if g is None else g for zero, g in zip(found, own)]
         return (None, None, None, *found)
+
+
+@contextmanager
+def constant(state: Optional[State]) -> Iterator[None]:
+    """Back-propagations end at a state, if there is one."""
+    if state is None:
+        yield
+        return
+    before, state.constant = state.constant, True
+    try:
+        yield
+    finally:
+        state.constant = before
 
 
 class LatentLearner(BaseLearner):
@@ -158,7 +185,7 @@ class LatentLearner(BaseLearner):
             energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
         leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
         beside = solution is not None and niw.options.second_order == "last_step"
-        state = State(z, energy, [t for t in leaves if t.requires_grad], beside)
+        state = State(z, energy, [t for t in leaves if t.requires_grad], beside, progress.before)
         coordinates = state.coordinates()
         self._replica.put(latent.weights(coordinates))
         self.__dict__.update(_state=state, _z=coordinates, _progress=progress, _forwards=[], _state_is_used=False)
@@ -264,7 +291,8 @@ class LatentLearner(BaseLearner):
             self._state.release()
         inputs, given = tuple(f.inputs for f in forwards), [*self._progress.given]
         given += [t for f in forwards for t in f.given if not any(t is own for own in given)]
-        self._set_state(Progress(solution, self._progress.steps + 1, inputs, tuple(given)))
+        before = self._state if options.second_order == "last_step" else None
+        self._set_state(Progress(solution, self._progress.steps + 1, inputs, tuple(given), before))
         niw.__dict__["_newest"] = solution.detached(), self._latent.detached()
 
     def _behind(self, loss: Tensor, allow_unused: bool) -> List[Forward]:
@@ -414,7 +442,7 @@ class LatentLearner(BaseLearner):
     def __getstate__(self) -> Dict[str, Any]:
         """Without what has a graph, but for the weights."""
         solution = self._progress.solution
-        progress = self._progress._replace(solution=solution and solution.detached(), given=())
+        progress = self._progress._replace(solution=solution and solution.detached(), given=(), before=None)
         own = {"_progress": progress, "_latent": self._latent.detached(), "_state": None, "_z": None, "_forwards": []}
         return {**self.__dict__, **own}
 
