@@ -103,7 +103,8 @@ class LatentHyperparameters(nn.Module):
             for shape, parameters in zip(shapes, (self.directions, self.columns)):
                 drawn = std ** (1.0 / len(shapes)) * torch.randn(shape, dtype=wide(p), device=p.device)
                 parameters.append(nn.Parameter(drawn, requires_grad=p.requires_grad))
-        self.size = max(end for _, end in self.places)  # the number of coordinates
+        trained = [place for place, (_, p) in zip(self.places, named) if p.requires_grad]
+        self.size = max(end for _, end in close_up(trained or self.places))  # the number of coordinates
         first = named[0][1].detach()
         zero = first.new_zeros((), dtype=wide(first))
         self.raw_n0 = nn.Parameter(zero)
@@ -128,8 +129,17 @@ class LatentHyperparameters(nn.Module):
     def latent(self, names: Sequence[str], m0: List[Tensor], which: Sequence[int], wishart: str) -> Latent:
         """L_0 of some of the random parameters, in z."""
         spreads = self.spreads()
-        places = [self.places[i] for i in which]
+        places = close_up([self.places[i] for i in which])
         return Latent(names, m0, [spreads[i] for i in which], places, self.raw_n0, self.log_noise, wishart)
+
+
+def close_up(places: Sequence[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    """The same places without the gaps that those of frozen parameters leave."""
+    begin, found = 0, {}
+    for place in sorted(set(places)):
+        found[place] = (begin, begin + place[1] - place[0])
+        begin = found[place][1]
+    return [found[place] for place in places]
 
 
 @torch.no_grad()
