@@ -51,8 +51,8 @@ class LatentEpisodes:
         solution = self.solve(latent, support, self.steps, not niw.first_order and options.second_order != "none")
         energy = options.kl_weight / size * free_energy(solution, latent) if options.kl_weight else None
         automatic = options.add_kl_gradient
-        state = State(solution.z, energy if automatic else None, [t for t in latent.leaves() if t.requires_grad], False)
-        result = self._run(self.query_loss, latent, state.coordinates(), query, solution)
+        state = State(solution.z, energy if automatic else None, [t for t in latent.leaves() if t.requires_grad])
+        result = self._run(self.query_loss, latent, state.coordinates()[0], query, solution)
         check_finite(result.losses.detach(), "the query loss")
         if automatic:
             state.tags.append(Tag(result.n, result.losses))

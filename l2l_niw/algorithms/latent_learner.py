@@ -3,14 +3,14 @@
 import copy
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
 from l2l_niw.errors import ArgumentError, ChainError, LossError
-from l2l_niw.inference.laplace import expected_kl
+from l2l_niw.inference.laplace import Spread, expected_kl
 from l2l_niw.inference.latent import Latent
 from l2l_niw.inference.latent_posterior import LatentWeights, Solution, free_energy, predictive, step
 from l2l_niw.inference.likelihood import Outputs, parts_of, without_graph
@@ -37,15 +37,17 @@ class State:
     """
     **Description**
 
-    An episode's z, and the free energy that is added to the query's loss. With second_order='last_step' their graph is
-    kept beside that of the forwards, so that it can be let go when the next step has been taken.
+    An episode's z, and the free energy that is added to the query's loss. With second_order='last_step' the graph of
+    the step that led there is kept beside that of the forwards, so that it can be let go when the next step has been
+    taken.
 
     **Arguments**
 
     * **z** (Tensor) - With the graph of the step that led to it.
     * **energy** (Tensor) - A scalar, or None.
     * **leaves** (list) - What they depend on.
-    * **beside** (bool) - Whether their graph is kept beside.
+    * **beside** (bool, *optional*, default=False) - Whether their graph is kept beside.
+    * **others** (sequence, *optional*, default=()) - What else of the step has its graph beside.
     * **before** (State, *optional*, default=None) - Where the step began, which is a constant to a graph kept beside.
     """
 
@@ -54,16 +56,17 @@ class State:
         z: Tensor,
         energy: Optional[Tensor],
         leaves: List[Tensor],
-        beside: bool,
+        beside: bool = False,
+        others: Sequence[Tensor] = (),
         before: Optional["State"] = None,
     ):
         self.z: Optional[Tensor] = z
-        self.energy, self.leaves, self.beside, self.before = energy, leaves, beside, before
+        self.energy, self.leaves, self.beside, self.others, self.before = energy, leaves, beside, others, before
         self.constant = False  # while the graph of the step that began here is gone through
         self.tags: List[Tag] = []  # forwards at this state
 
-    def coordinates(self) -> Tensor:
-        """z, from which a back-propagation reaches L_0 and the free energy."""
+    def coordinates(self) -> Tuple[Tensor, ...]:
+        """z, from which a back-propagation reaches L_0 and the free energy, and the others."""
         own = (None, None) if self.beside else (self.z, self.energy)
         return Coordinates.apply(self, *own, *self.leaves)
 
@@ -76,6 +79,7 @@ class State:
         """Lets go of the graph, if it is kept beside."""
         if self.beside:
             self.z = self.energy = self.before = None
+            self.others = ()
 
 
 class Progress(NamedTuple):
@@ -98,13 +102,16 @@ class Coordinates(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, state: State, z: Optional[Tensor], energy: Optional[Tensor], *leaves: Tensor) -> Tensor:
-        """z's value."""
+    def forward(
+        ctx: Any, state: State, z: Optional[Tensor], energy: Optional[Tensor], *leaves: Tensor
+    ) -> Tuple[Tensor, ...]:
+        """The values of z and of the others."""
         ctx.state = state
-        return state.z.detach().clone()  # type: ignore[union-attr]
+        ctx.set_materialize_grads(False)
+        return tuple([t.detach().clone() for t in (state.z, *state.others)])  # type: ignore[union-attr]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, gradient: Optional[Tensor], *others: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         """The gradients of z, of the free energy and of all that L_0 is made of."""
         state, n = ctx.state, ctx.state.examples()
         if state.constant:
@@ -113,7 +120,7 @@ class Coordinates(torch.autograd.Function):
         share = torch.ones_like(state.energy) / n if n and state.energy is not None else None
         if not state.beside:
             return (None, gradient, share, *found)
-        pairs = [(state.z, gradient), (state.energy, share)]
+        pairs = [(state.z, gradient), (state.energy, share), *zip(state.others, others)]
         pairs = [(end, g) for end, g in pairs if end is not None and g is not None and end.requires_grad]
         if pairs:
             options: Dict[str, Any] = {"create_graph": torch.is_grad_enabled(), "retain_graph": True}
@@ -185,10 +192,14 @@ class LatentLearner(BaseLearner):
             energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
         leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
         beside = solution is not None and niw.options.second_order == "last_step"
-        state = State(z, energy, [t for t in leaves if t.requires_grad], beside, progress.before)
-        coordinates = state.coordinates()
+        others = (*solution.spread, solution.evidence) if solution is not None and beside else ()
+        state = State(z, energy, [t for t in leaves if t.requires_grad], beside, others, progress.before)
+        coordinates, *rest = state.coordinates()
+        if solution is not None and beside:
+            solution = solution._replace(z=coordinates, spread=Spread(*rest[:2]), evidence=rest[2])
         self._replica.put(latent.weights(coordinates))
-        self.__dict__.update(_state=state, _z=coordinates, _progress=progress, _forwards=[], _state_is_used=False)
+        own = {"_state": state, "_z": coordinates, "_solution": solution, "_progress": progress}
+        self.__dict__.update(own, _forwards=[], _state_is_used=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs at the learner's weights; of a query, with the posterior's spread in them."""
@@ -207,7 +218,7 @@ class LatentLearner(BaseLearner):
             return self._predict(call) if widened else call()
         outputs = call()
         if widened:
-            outputs = predictive(outputs, self.niw._likelihood, self._progress.solution.spread, self._z, 0, True)
+            outputs = predictive(outputs, self.niw._likelihood, self._solution.spread, self._z, 0, True)
         n = batch_size(outputs, (args, kwargs))
         if n is None:
             self.niw._warn(
@@ -419,12 +430,13 @@ class LatentLearner(BaseLearner):
         return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._latent)
 
     def _require_step(self, call: str) -> Solution:
-        if self._progress.solution is None:
+        if self._solution is None:
             raise ChainError(
                 f"{call}: this learner has taken no step, so there is nothing to infer from. Call adapt(loss) first"
                 + (", or pass nll for inference from the mode." if call == "posterior" else ".")
             )
-        return self._progress.solution
+        self.__dict__["_state_is_used"] = True
+        return self._solution
 
     def clone(
         self,
@@ -443,8 +455,8 @@ class LatentLearner(BaseLearner):
         """Without what has a graph, but for the weights."""
         solution = self._progress.solution
         progress = self._progress._replace(solution=solution and solution.detached(), given=(), before=None)
-        own = {"_progress": progress, "_latent": self._latent.detached(), "_state": None, "_z": None, "_forwards": []}
-        return {**self.__dict__, **own}
+        own = {"_progress": progress, "_latent": self._latent.detached(), "_forwards": []}
+        return {**self.__dict__, **own, **dict.fromkeys(("_state", "_z", "_solution"))}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
