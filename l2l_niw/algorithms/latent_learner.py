@@ -460,6 +460,8 @@ class LatentLearner(BaseLearner):
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
+        for tensor in self._latent.leaves():
+            tensor.requires_grad_()
         self._set_state(self._progress)
 
     def __deepcopy__(self, memo: dict) -> "LatentLearner":
