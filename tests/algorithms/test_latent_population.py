@@ -219,3 +219,65 @@ def test_its_linearised_predictive_is_nearly_the_average(logistic):
     assert (found - average).abs().mean() < 0.03
     assert (found - average).abs().mean() < (link(point) - average).abs().mean()
     assert torch.allclose(again, found, atol=1e-12)
+
+
+RANK, WIDTH, OWN_NOISE = 2, 6, 0.3
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Tasks N(m, U U^T) of rank 2 in 6 dimensions, of supports of 1 to 25 examples, and an NIW trained on them."""
+    torch.manual_seed(0)
+    m, u = torch.randn(WIDTH), torch.linalg.qr(torch.randn(WIDTH, RANK)).Q * torch.tensor([1.0, 0.6])
+
+    def tasks(n, batch=()):
+        theta = m + torch.randn(*batch, RANK) @ u.mT
+        x = torch.randn(*batch, n, WIDTH)
+        return x, x @ theta.unsqueeze(-1) + OWN_NOISE * torch.randn(*batch, n, 1)
+
+    niw = NIW(nn.Linear(WIDTH, 1, bias=False), lr=0.1, rank=RANK)
+    episodes = BatchedEpisodes(niw, lambda net, x, y: F.mse_loss(net(x), y), steps=3)
+    opt = torch.optim.Adam(niw.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 2000)
+    for _ in range(2000):
+        n = int(torch.randint(1, 26, ()))
+        x, y = tasks(n + 10, (128,))
+        opt.zero_grad()
+        episodes((x[:, :n], y[:, :n]), (x[:, n:], y[:, n:])).backward()
+        opt.step()
+        schedule.step()
+    return niw, m, u, tasks
+
+
+@pytest.mark.slow
+def test_meta_training_finds_the_mean_the_directions_and_the_noise(trained):
+    niw, m, u, _ = trained
+    found = niw.hyper.directions[0].detach().flatten(1).mT
+    cosines = torch.linalg.svdvals(torch.linalg.qr(found).Q.mT @ torch.linalg.qr(u).Q)
+    assert (niw.module.weight.flatten() - m).norm() < 0.05
+    assert cosines.min() > 0.999
+    assert torch.allclose(torch.linalg.svdvals(found), torch.linalg.svdvals(u), rtol=0.05)
+    assert niw.hyper.log_noise.exp().item() == pytest.approx(OWN_NOISE, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 5, 25])
+def test_then_posteriors_and_predictions_are_the_exact_ones(trained, n):
+    """Means within a tenth of the exact posterior's standard deviation; covariances within a tenth."""
+    niw, m, u, tasks = trained
+    directions = niw.hyper.directions[0].detach().flatten(1).mT
+    for _ in range(10):
+        x, y = tasks(n)
+        post = adapted(niw, x, y, steps=5).posterior()
+        features = x @ u
+        covariance = torch.linalg.inv(torch.eye(RANK) + features.mT @ features / OWN_NOISE**2)
+        mean = m + u @ covariance @ features.mT @ (y.squeeze(-1) - x @ m) / OWN_NOISE**2
+        covariance = u @ covariance @ u.mT
+        found = directions @ post.covariance.detach() @ directions.mT
+        assert (post.mean["weight"].flatten() - mean).norm() < 0.1 * covariance.trace().sqrt()
+        assert (found - covariance).norm() < 0.1 * covariance.norm()
+        x_new = torch.randn(20, WIDTH)
+        predictive = post.linearised(x_new)
+        std = ((x_new @ covariance * x_new).sum(-1) + OWN_NOISE**2).sqrt()
+        assert torch.allclose(predictive.stddev.squeeze(-1), std, rtol=0.05)
+        assert ((predictive.mean.squeeze(-1) - x_new @ mean).abs() < 0.1 * std).all()
