@@ -13,7 +13,7 @@ from l2l_niw.inference.latent import Latent
 from l2l_niw.inference.latent_posterior import Solution, free_energy, predictive, step
 from l2l_niw.inference.likelihood import Outputs, parts_of, rebuilt
 from l2l_niw.inference.meta_gradient import Tag
-from l2l_niw.utils._checks import check_finite
+from l2l_niw.utils._checks import check_finite, check_used
 from l2l_niw.utils._functional import Replica, batch_size
 
 if TYPE_CHECKING:
@@ -105,9 +105,14 @@ class LatentEpisodes:
                 raise LossError("the loss of an episode must be a scalar tensor; average it over the examples.")
             return value.reshape(())
 
-        losses = vmap(one, randomness="different")(latent.weights(z), tuple(data))
+        weights = latent.weights(z)
+        losses = vmap(one, randomness="different")(weights, tuple(data))
         if not counts or not losses.requires_grad:
             raise LossError("the loss does not depend on its network: compute it as loss(network, ...).")
+        if not niw._saw_used:  # once per wrapper, as it is a whole backward
+            found = torch.autograd.grad(losses.sum(), weights, retain_graph=True, allow_unused=True)
+            check_used(latent.names, found, niw.allow_unused)
+            niw.__dict__["_saw_used"] = True
         if None in counts:
             niw._warn("a forward has no batch dimension, so it counts as one example.")
         return Result(losses, sum([1 if n is None else n for n in counts]) or 1, seen)
