@@ -63,6 +63,7 @@ class State:
         self.z: Optional[Tensor] = z
         self.energy, self.leaves, self.beside, self.others, self.before = energy, leaves, beside, others, before
         self.constant = False  # while the graph of the step that began here is gone through
+        self.spent = False  # whether a back-propagation came by, which frees what is between z and the weights
         self.tags: List[Tag] = []  # forwards at this state
 
     def coordinates(self) -> Tuple[Tensor, ...]:
@@ -116,6 +117,7 @@ class Coordinates(torch.autograd.Function):
         state, n = ctx.state, ctx.state.examples()
         if state.constant:
             return (None,) * (3 + len(state.leaves))
+        state.spent = True
         found: List[Optional[Tensor]] = [torch.zeros_like(t) if n else None for t in state.leaves]
         share = torch.ones_like(state.energy) / n if n and state.energy is not None else None
         if not state.beside:
@@ -191,7 +193,7 @@ class LatentLearner(BaseLearner):
         if solution is not None and niw.options.add_kl_gradient and niw.options.kl_weight:
             energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
         leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
-        beside = solution is not None and niw.options.second_order == "last_step"
+        beside = solution is not None and (niw.options.second_order == "last_step" or not solution.z.requires_grad)
         others = (*solution.spread, solution.evidence) if solution is not None and beside else ()
         state = State(z, energy, [t for t in leaves if t.requires_grad], beside, others, progress.before)
         coordinates, *rest = state.coordinates()
@@ -211,6 +213,9 @@ class LatentLearner(BaseLearner):
 
     def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
         """One forward, by a method of the model: notes its outputs, and widens them if it is a query's."""
+        if self._state.spent:
+            self._replica.put(self._latent.weights(self._z))
+            self._state.spent = False
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
         widened = self.niw.options.linearise and self._progress.steps > 0
         widened = widened and (query or not self._is_support(args, kwargs))
