@@ -367,6 +367,26 @@ class TestStates:
                 assert theirs.requires_grad
                 assert not ours.requires_grad
 
+    @pytest.mark.parametrize("second_order", ORDERS)
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical", "normal"])
+    def test_a_forward_after_the_query_s_backward_is_the_same(self, kind, second_order):
+        niw, loss = make(kind, second_order=second_order)
+        support, query = data(kind, N), data(kind, M)
+        learner = adapted(niw, loss, support)
+        first = loss(learner, *query)
+        first.backward()
+        assert torch.allclose(loss(learner, *query), first)
+
+    @pytest.mark.parametrize("second_order", ["none", "last_step"])
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    def test_so_is_a_second_query_s_gradient_where_steps_keep_no_graph(self, kind, second_order):
+        niw, loss = make(kind, second_order=second_order)
+        support, query, other = data(kind, N), data(kind, M), data(kind, M)
+        expected = [gradients(niw, loss(adapted(niw, loss, support), *own)) for own in (query, other)]
+        learner = adapted(niw, loss, support)
+        for own, theirs in zip((query, other), expected):
+            assert_close(gradients(niw, loss(learner, *own)), theirs)
+
     def test_a_support_s_outputs_have_no_spread_in_them(self):
         """Those of a query do; the two differ by the declared role alone."""
         niw, loss = make("categorical")
@@ -599,7 +619,7 @@ class TestCopies:
         first, second = (gradients(own, loss(adapted(own, loss, support), *query)) for own in (niw, twin))
         assert_close(first, second, 0.0)
 
-    @pytest.mark.parametrize(("own", "other"), itertools.permutations(["full", "by layer", "adapters", "chain"], 2))
+    @pytest.mark.parametrize(("own", "other"), [*itertools.permutations(["full", "by layer", "adapters", "chain"], 2)])
     def test_a_state_dict_of_another_kind_raises(self, own, other):
         niw = NIW(network(), lr=0.1, **SHAPES.get(own, {}))
         before = copy.deepcopy(niw.state_dict())
