@@ -120,9 +120,11 @@ class Coordinates(torch.autograd.Function):
         state.spent = True
         found: List[Optional[Tensor]] = [torch.zeros_like(t) if n else None for t in state.leaves]
         share = torch.ones_like(state.energy) / n if n and state.energy is not None else None
+        energy = state.energy
+        state.energy = None if torch.is_grad_enabled() and n else energy  # it is in the gradient's own graph
         if not state.beside:
             return (None, gradient, share, *found)
-        pairs = [(state.z, gradient), (state.energy, share), *zip(state.others, others)]
+        pairs = [(state.z, gradient), (energy, share), *zip(state.others, others)]
         pairs = [(end, g) for end, g in pairs if end is not None and g is not None and end.requires_grad]
         if pairs:
             options: Dict[str, Any] = {"create_graph": torch.is_grad_enabled(), "retain_graph": True}
