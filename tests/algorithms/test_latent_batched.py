@@ -152,7 +152,9 @@ def test_the_evidence_of_a_head(targets):
     model = EpisodicModel(MLP(2, (4, 4), nn.Tanh), BayesianRidge(noise=0.5))
     niw = NIW(model, lr=0.1, rank=2, random="backbone.*", prior_std=0.5)
     support, query = batch("gaussian", N), batch("gaussian", M)
-    support[1], query[1] = (t.expand(-1, -1, targets) + 0.1 * torch.randn(EPISODES, 1, targets) for t in (support[1], query[1]))
+    support[1], query[1] = (
+        t.expand(-1, -1, targets) + 0.1 * torch.randn(EPISODES, 1, targets) for t in (support[1], query[1])
+    )
 
     def explain(net, x, y):
         return net(x, y).nll(y)

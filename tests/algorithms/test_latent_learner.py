@@ -131,6 +131,28 @@ def test_the_loop_s_gradient_is_that_of_finite_differences(kind, shape):
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_the_gradient_s_own_gradient_is_that_of_finite_differences(kind):
+    """In m_0 and U: the unit of the loss, a constant to the gradient, depends on the noise alone."""
+    niw, loss = make(kind)
+    support, query = data(kind, N), data(kind, M)
+    parameters = [*niw.module.parameters(), *niw.hyper.directions]
+    directions = [torch.randn_like(p) for p in parameters]
+
+    def gradient(create_graph=False):
+        value = loss(adapted(niw, loss, support), *query)
+        return torch.autograd.grad(value, parameters, create_graph=create_graph)
+
+    product = sum((g * d).sum() for g, d in zip(gradient(create_graph=True), directions))
+    found, ends = torch.autograd.grad(product, parameters), []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for p, d in zip(parameters, directions):
+                p.add_(sign * 1e-5 * d)
+        ends.append(gradient())
+    assert_close(found, [(a - b) / 2e-5 for a, b in zip(*ends)], 1e-6)
+
+
 @pytest.mark.parametrize("shape", ["full", "rank 2"])
 def test_on_a_linear_model_the_last_step_s_gradient_is_that_of_all(shape):
     """Once the first steps have led to the mode: there a step's result does not depend on where it began."""
@@ -196,8 +218,7 @@ def test_a_first_order_learner_takes_steps_as_constants(kind):
     found = gradients(niw, loss(learner.query, *query))
     z, unit = learner.posterior().z, learner._progress.solution.unit
     weights = {
-        name: p + torch.tensordot(z, u, 1)
-        for (name, p), u in zip(niw.module.named_parameters(), niw.hyper.directions)
+        name: p + torch.tensordot(z, u, 1) for (name, p), u in zip(niw.module.named_parameters(), niw.hyper.directions)
     }
     value = loss(lambda x: torch.func.functional_call(niw.module, weights, (x,)), *query)
     value = value + unit * gap(niw.hyper.raw_n0.exp(), len(z)) / M
@@ -337,6 +358,35 @@ class TestStates:
             p.grad.mul_(1.0 / 8)
         if kind in ("categorical", "bernoulli"):
             assert niw.hyper.log_noise.grad == 0
+
+    @pytest.mark.parametrize("second_order", ORDERS)
+    def test_the_query_s_gradient_in_the_learner_s_own_weights(self, second_order):
+        niw, loss = make(second_order=second_order)
+        query = data("gaussian", M)
+        learner = adapted(niw, loss, data("gaussian", N))
+        weights = {name: w.detach().requires_grad_() for name, w in learner.module.named_parameters()}
+        expected = torch.autograd.grad(
+            loss(lambda x: torch.func.functional_call(niw.module, weights, (x,)), *query), list(weights.values())
+        )
+        assert_close(torch.autograd.grad(loss(learner, *query), list(learner.parameters())), expected)
+
+    def test_a_query_in_two_parts_counts_all_of_its_examples(self):
+        niw, loss = make()
+        support, (x, y) = data("gaussian", N), data("gaussian", M)
+        expected = gradients(niw, loss(adapted(niw, loss, support), x, y))
+        learner = adapted(niw, loss, support)
+        halves = loss(learner, x[:2], y[:2]) + loss(learner, x[2:], y[2:])
+        assert_close(gradients(niw, halves / 2), expected)
+
+    def test_a_look_at_other_outputs_changes_no_gradient(self):
+        niw, loss = make()
+        support, query = data("gaussian", N), data("gaussian", M)
+        expected = gradients(niw, loss(adapted(niw, loss, support), *query))
+        learner = adapted(niw, loss, support)
+        value = loss(learner, *query)
+        learner(torch.randn(9, 2))
+        loss(learner, *support)
+        assert_close(gradients(niw, value), expected)
 
     def test_without_the_free_energy_it_is_the_query_s_own_gradient(self):
         """kl_weight=0: nothing reaches n_0."""
@@ -537,9 +587,11 @@ class TestSelection:
             model = network()
             random = "all" if frozen else f"{2 - layer}.*"
             model[layer].requires_grad_(not frozen)
-            niw = NIW(model, lr=0.1, random=random, allow_nograd=True, noise=0.6, n0=30.0, wishart="full", **SHAPES[shape])
+            niw = NIW(
+                model, lr=0.1, random=random, allow_nograd=True, noise=0.6, n0=30.0, wishart="full", **SHAPES[shape]
+            )
             with torch.no_grad():
-                for name, parameters in (("log_variance", niw.hyper.log_variance), ("directions", niw.hyper.directions)):
+                for parameters in (niw.hyper.log_variance, niw.hyper.directions):
                     own = [p for p in parameters if p.requires_grad or not frozen]
                     for p in own[-2:] if layer == 0 else own[:2]:
                         p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
