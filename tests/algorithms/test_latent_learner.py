@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -276,6 +277,29 @@ class TestStates:
             learner.adapt(loss(learner, *support))
             states.append(learner._state)
         assert [state.z is None for state in states] == [True] * (STEPS - 1) + [False]
+
+    @pytest.mark.parametrize(("second_order", "grows"), [("none", False), ("last_step", False), ("all", True)])
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    def test_what_graphs_hold_grows_with_the_steps_of_all_alone(self, kind, second_order, grows):
+        niw, loss = make(kind, second_order=second_order)
+        support, query, kept = data(kind, N), data(kind, M), weakref.WeakSet()
+
+        class Held:
+            def __init__(self, tensor):
+                self.tensor = tensor.detach()
+                kept.add(self)
+
+        def count(steps):
+            value = loss(adapted(niw, loss, support, steps), *query)
+            assert value.requires_grad
+            return len(kept)
+
+        with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
+            few = count(2)
+            assert not kept
+            many = count(8)
+        assert (many > few) == grows
+        assert not kept
 
     @pytest.mark.parametrize("second_order", ORDERS)
     def test_a_query_before_a_further_step_keeps_its_gradient(self, second_order):
