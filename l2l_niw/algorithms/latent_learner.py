@@ -131,6 +131,7 @@ class LatentLearner(BaseLearner):
             lr=niw.lr,
             _latent=latent,
             _replica=replica,
+            _gap=latent.gap(),
             _share=1.0,  # of the free energy: less if the loss is divided by a number of episodes
         )
         self._set_state(progress)
@@ -155,7 +156,7 @@ class LatentLearner(BaseLearner):
         z = latent.zeros() if solution is None else solution.z
         energy = None
         if solution is not None and niw.options.add_kl_gradient and niw.options.kl_weight:
-            energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
+            energy = self._share * niw.options.kl_weight * free_energy(solution, self._gap)
         leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
         beside = solution is not None and niw.options.second_order == "last_step"
         state = State(z, energy, [t for t in leaves if t.requires_grad], beside)
@@ -255,6 +256,7 @@ class LatentLearner(BaseLearner):
             options.temperature,
             options.radius,
             not (constant or options.second_order == "none"),
+            self._progress.solution.known if self._progress.solution else (),
         )
         check_finite(solution.z.detach().sum(), "adapt: the step's result")
         niw.__dict__["_likelihood"] = solution.likelihood
@@ -274,6 +276,8 @@ class LatentLearner(BaseLearner):
             found = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
             check_used(self._latent.names, found, allow_unused)
             self.niw.__dict__["_saw_used"] = True
+        if len(self._forwards) == 1 and self._progress.steps:  # looked at in the first step; without one, it is used
+            return self._forwards
         tensors = [parts_of(forward.outputs).tensors for forward in self._forwards]
         every = [t for own in tensors for t in own if t.requires_grad]
         found = torch.autograd.grad(loss, every, retain_graph=True, allow_unused=True) if every else ()
@@ -388,7 +392,7 @@ class LatentLearner(BaseLearner):
                 number = "several" if self._forwards else "no"
                 raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
             n = self._forwards[0].tag.n
-        return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._latent)
+        return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._gap)
 
     def _require_step(self, call: str) -> Solution:
         if self._progress.solution is None:
@@ -415,7 +419,8 @@ class LatentLearner(BaseLearner):
         """Without what has a graph, but for the weights."""
         solution = self._progress.solution
         progress = self._progress._replace(solution=solution and solution.detached(), given=())
-        own = {"_progress": progress, "_latent": self._latent.detached(), "_state": None, "_z": None, "_forwards": []}
+        own = {"_progress": progress, "_latent": self._latent.detached(), "_gap": self._gap.detach()}
+        own |= {"_state": None, "_z": None, "_forwards": []}
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

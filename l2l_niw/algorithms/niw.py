@@ -70,8 +70,8 @@ class NIW(NIWLearner):
     * **rank** (int, *optional*, default=0) - Directions that tasks differ along: V_0 / n_0 = U U^T, U learned, of as
         many vectors of the random weights. 0 is the paper's diagonal V_0.
     * **directions** (str, *optional*, default='joint') - 'joint': a task has `rank` coordinates, for all layers.
-        'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a matrix
-        that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
+        'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a
+        matrix that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
     * **prior_std** (float, *optional*, default=None) - With rank, the standard deviation of each direction's entries at
         the start, relative to the weight's root mean square: by default 0.1. With curvature='full' the weights' own,
         0.3.
@@ -111,8 +111,8 @@ class NIW(NIWLearner):
         floor is the authors'; the chain's own noise bounds it from above, so no ceiling is needed.
         `diagnostics()` reports how much of it is clamped.
     * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'full', the Gauss-Newton matrix
-        as it is, without the diagonal approximation, with the paper's diagonal V_0, for supports of some hundred outputs
-        and networks whose Jacobian fits; 'sgld', the variance
+        as it is, without the diagonal approximation, with the paper's diagonal V_0, for supports of some hundred
+        outputs and networks whose Jacobian fits; 'sgld', the variance
         of the chain's iterates, as in the paper and at no cost; 'ggn', a Gauss-Newton estimate from one sampled
         label per step, one more backward, for logits (`curvature.GGN` takes other likelihoods).
     * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
