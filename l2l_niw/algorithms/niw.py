@@ -458,11 +458,17 @@ class NIW(NIWLearner):
 
         How far the newest episode adapted each layer, until the next is cloned: the clamped fraction of the chain's
         precision, n_0, the last layer if its steps keep their graph, and by parameter the medians of P_0 and of the
-        chain's precision A and the mean share A / (A + P_0) that the data have in the posterior's precision: 0 where it
-        is the prior. A chain whose precision is mostly clamped says nothing.
+        chain's precision A and the mean share A / (A + P_0) that the chain has in the posterior's precision: 0 where it
+        is the prior. With 'sgld' and learned step sizes the share is a constant of lr, T and n, and says nothing of the
+        data. A chain whose precision is mostly clamped says nothing.
+
+        With rank or curvature='full', means over the newest episodes: `share`, what their supports have pinned down of
+        the prior's spread, from 0 to 1; `length`, |z|, about the root of their number where the prior fits;
+        the supports' log `evidence`; and by parameter what tasks differ by and how far these went.
 
         **Returns** a dict of `clamped`, `n0`, `second_order` and `layers`: for each parameter name a dict of
-        `prior_precision`, `chain_precision`, `share` and `clamped`.
+        `prior_precision`, `chain_precision`, `share` and `clamped`. With the others, of `share`, `length`,
+        `evidence`, `likelihood`, `noise`, `n0`, `second_order` and `layers`: `prior_std` and `moved`.
         """
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")
