@@ -71,6 +71,9 @@ METHODS = [
     *(f"niw-{k}" for k in (1, 3, 5, 50)),
     *(f"fo-niw-{k}" for k in (1, 5, 50)),
     *(f"niw-{name}-5" for name in ("all", "ggn", "closed-form", "batch")),
+    *(f"niw-rank-{k}" for k in (1, 3, 5)),
+    *(f"niw-rank-last-{k}" for k in (1, 3, 50)),
+    "niw-rank-batch-3",
 ]
 BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said
 
@@ -135,9 +138,9 @@ def higher_of(model, steps, loss):
 
 def niw_of(network, name, steps, model, loss):
     """`niw` is the default, with the last layer's second derivatives; `fo-niw` is of first order."""
-    if name == "niw-batch":
+    if name.endswith("batch"):
         size = BATCH.get(network, 2)
-        niw = NIW(batch_statistics(model), lr=0.01)
+        niw = NIW(batch_statistics(model), lr=0.01, rank=8 if "rank" in name else 0)
         episodes = BatchedEpisodes(niw, lambda net, x, y: loss(net(x), y), steps=steps)
 
         def run_batch(support, query):
@@ -153,6 +156,8 @@ def niw_of(network, name, steps, model, loss):
         "niw-all": {"second_order": "all"},
         "niw-ggn": {"first_order": True, "curvature": GGN(likelihood)},
         "niw-closed-form": {"inference": "closed_form"},
+        "niw-rank": {"rank": 8},
+        "niw-rank-last": {"rank": 8, "second_order": "last_step"},
     }
     niw = NIW(model, lr=0.01, **options.get(name, {}))
 

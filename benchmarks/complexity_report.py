@@ -86,6 +86,12 @@ def goals(cells):
         ("NIW, 5 steps / MAML, 1 step: memory", 1.1, by_network(["resnet-18-15"], "memory", "niw-5", "maml-1")),
         ("NIW, 50 steps / 1 step: memory", 1.01, by_network(HELD, "memory", "niw-50", "niw-1")),
     ]
+    flat = by_network(HELD, "memory", "niw-rank-last-50", "niw-rank-last-1")
+    rows.append(("NIW, rank 8, 50 steps / 1 step, the last differentiated: memory", 1.02, flat))
+    sine = {"sine-line": pair("time", "sine-line", "niw-rank-3", "maml-5")}
+    rows.append(("NIW, rank 8, 3 steps / MAML, 5 steps: time", 3.0, sine))
+    sine = {"sine-line": pair("time", "sine-line", "maml-5", "niw-rank-batch-3")}
+    rows.append(("learn2learn's 5-step MAML / NIW's batch, rank 8, 3 steps: time", -1.0, sine))
     sine = {"sine-line": pair("time", "sine-line", "niw-5", "niw-batch-5")}
     rows.append((f"NIW's loop / a batch of {BATCH['sine-line']}, 5 steps: time", -10.0, sine))
     sine = {"sine-line": pair("time", "sine-line", "maml-1", "niw-batch-5")}

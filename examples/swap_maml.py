@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 
-"""Swapping MAML for NIW in learn2learn's sine loop: line A or line B is all that differs. Needs no data."""
+"""Swapping MAML for NIW in learn2learn's sine loop: line A, B or C is all that differs. Needs no data."""
 
 import argparse
 
@@ -25,8 +25,10 @@ def main(method="niw", shots=10, tasks_per_batch=16, iterations=500, adapt_lr=0.
     model = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
     if method == "maml":
         maml = l2l.algorithms.MAML(model, lr=adapt_lr)  # line A
-    else:
+    elif method == "niw":
         maml = NIW(model, lr=adapt_lr)  # line B
+    else:
+        maml = NIW(model, lr=adapt_lr, rank=8)  # line C: tasks differ along 8 learned directions
     opt = optim.Adam(maml.parameters(), meta_lr)
     lossfn = nn.MSELoss(reduction="mean")
 
@@ -52,7 +54,7 @@ def main(method="niw", shots=10, tasks_per_batch=16, iterations=500, adapt_lr=0.
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--method", choices=["maml", "niw"], default="niw", help="which line to run, A or B")
+    parser.add_argument("--method", choices=["maml", "niw", "rank"], default="niw", help="which line to run, A, B or C")
     parser.add_argument("--iterations", type=int, default=500, help="meta-batches of training")
     parser.add_argument("--seed", type=int, default=0, help="makes a run repeatable")
     main(**vars(parser.parse_args()))

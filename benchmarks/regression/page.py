@@ -23,7 +23,7 @@ th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px soli
 svg { max-width: 100%; height: auto; }
 p { max-width: 46rem; }
 </style>
-<h1>NIW beside RidgeNet and MAML on Sine-Line</h1>
+<h1>NIW beside MAML on Sine-Line</h1>
 <p>A task is a sine or a straight line, seen at five noisy points. How well, and how sure of itself, is each method
 on the other points?</p>
 <div class="scroll">$table</div>

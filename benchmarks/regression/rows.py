@@ -44,6 +44,7 @@ class Row:
 
 
 STEPS = (0.01, 0.003)
+LARGE_STEPS = (0.03, 0.1)  # of a network whose inputs are scaled
 SMALL_STEPS = (0.003, 0.001)
 SGLD = {"curvature": "sgld", "temperature": 1e-7}
 GGN = {"curvature": "ggn", "temperature": 1e-6, "prior_precision": 1e3}  # of the size of the curvature it meets
@@ -62,13 +63,13 @@ def niw_rows(head, title, make, inner, steps, outer=TWO):
     }
 
 
-WIDE = (0.1, 0.3)  # of the weights' scale, what tasks differ by along a direction at the start
+EVIDENCE = (3.0, 1.0)  # the weight of the support's evidence beside the query's likelihood
 
 
-def rank_row(head, title, make, steps, outer=TWO, inner=WIDE, **chosen):
+def rank_row(head, title, make, steps, outer=TWO, inner=EVIDENCE, **chosen):
     """NIW with the full covariance of the posterior."""
     build = lambda **options: make(head, steps, **chosen, **options)  # noqa: E731
-    return Row(f"NIW, {title}", build, inner, "maml-plain-5" if head == "plain" else head, outer, "prior_std")
+    return Row(f"NIW, {title}", build, inner, "maml-plain-5" if head == "plain" else head, outer, "kl_weight")
 
 
 ROWS = {
@@ -79,10 +80,10 @@ ROWS = {
     "anp": Row("ANP", lambda: NeuralProcess("anp")),
     "maml-1": Row("MAML, 1 step", lambda lr, **options: MAML("linear", 1, lr, **options), STEPS),
     "maml-5": Row("MAML, 5 steps", lambda lr: MAML("linear", 5, lr), SMALL_STEPS),
-    "maml-plain-1": Row("MAML, plain, 1 step", lambda lr, **options: MAML("plain", 1, lr, **options), STEPS),
-    "maml-plain-5": Row("MAML, plain, 5 steps", lambda lr: MAML("plain", 5, lr), STEPS),
+    "maml-plain-1": Row("MAML, plain, 1 step", lambda lr, **options: MAML("plain", 1, lr, **options), LARGE_STEPS),
+    "maml-plain-5": Row("MAML, plain, 5 steps", lambda lr, **options: MAML("plain", 5, lr, **options), LARGE_STEPS),
     "niw-plain-rank": rank_row("plain", "plain, rank 8", RankMethod, 3, rank=8),
-    "niw-plain-full": rank_row("plain", "plain, full A", RankMethod, 3, curvature="full", inner=(1.0, 0.3)),
+    "niw-plain-full": rank_row("plain", "plain, full A", RankMethod, 3, curvature="full", prior_std=1.0),
     "niw-bayesian-ridge-rank": rank_row("bayesian-ridge", "Bayesian ridge, rank 8", RankMethod, 3, rank=8),
     "niw-anp-rank": rank_row("anp", "ANP, rank 8", RankProcess, 2, FAST, rank=8),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),

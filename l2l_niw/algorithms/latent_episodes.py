@@ -49,7 +49,7 @@ class LatentEpisodes:
         """The mean query loss, whose back-propagation adds the free energy's gradient unless that is written out."""
         niw, options, latent, size = self.niw, self.niw.options, self.niw._latent(), len(support[0])
         solution = self.solve(latent, support, self.steps, not niw.first_order and options.second_order != "none")
-        energy = options.kl_weight / size * free_energy(solution, latent) if options.kl_weight else None
+        energy = options.kl_weight / size * free_energy(solution, latent.gap()) if options.kl_weight else None
         automatic = options.add_kl_gradient
         state = State(solution.z, energy if automatic else None, [t for t in latent.leaves() if t.requires_grad])
         result = self._run(self.query_loss, latent, state.coordinates()[0], query, solution)
@@ -64,6 +64,7 @@ class LatentEpisodes:
         niw, options = self.niw, self.niw.options
         niw._check_frozen(niw.allow_nograd)
         z = latent.zeros().expand(len(support[0]), -1)
+        known: Tuple[Any, ...] = ()
         for _ in range(steps):
             if not (create_graph and options.second_order == "all" and z.requires_grad):
                 z = z.detach().clone().requires_grad_()
@@ -71,8 +72,9 @@ class LatentEpisodes:
             check_finite(result.losses.detach(), "the support loss")
             likelihood = niw._likelihood or options.likelihood
             settings = likelihood, options.temperature, options.radius
-            solution = step(latent, z, result.losses, result.outputs, result.n, *settings, create_graph)
-            niw.__dict__["_likelihood"], z = solution.likelihood, solution.z
+            given = latent, z, result.losses, result.outputs, result.n
+            solution = step(*given, *settings, create_graph, known)
+            niw.__dict__["_likelihood"], z, known = solution.likelihood, solution.z, solution.known
         check_finite(z.detach().sum(-1), "the last step's result")
         niw.__dict__["_newest"] = solution.detached(), latent.detached()
         return solution

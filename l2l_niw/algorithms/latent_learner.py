@@ -169,6 +169,7 @@ class LatentLearner(BaseLearner):
             lr=niw.lr,
             _latent=latent,
             _replica=replica,
+            _gap=latent.gap(),
             _share=1.0,  # of the free energy: less if the loss is divided by a number of episodes
         )
         self._set_state(progress)
@@ -193,7 +194,7 @@ class LatentLearner(BaseLearner):
         z = latent.zeros() if solution is None else solution.z
         energy = None
         if solution is not None and niw.options.add_kl_gradient and niw.options.kl_weight:
-            energy = self._share * niw.options.kl_weight * free_energy(solution, latent)
+            energy = self._share * niw.options.kl_weight * free_energy(solution, self._gap)
         leaves = [*latent.leaves(), *niw._shared_weights(self._replica.module), *progress.given]
         beside = solution is not None and (niw.options.second_order == "last_step" or not solution.z.requires_grad)
         others = (*solution.spread, solution.evidence) if solution is not None and beside else ()
@@ -300,6 +301,7 @@ class LatentLearner(BaseLearner):
             options.temperature,
             options.radius,
             not (constant or options.second_order == "none"),
+            self._progress.solution.known if self._progress.solution else (),
         )
         check_finite(solution.z.detach().sum(), "adapt: the step's result")
         niw.__dict__["_likelihood"] = solution.likelihood
@@ -320,6 +322,8 @@ class LatentLearner(BaseLearner):
             found = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
             check_used(self._latent.names, found, allow_unused)
             self.niw.__dict__["_saw_used"] = True
+        if len(self._forwards) == 1 and self._progress.steps:  # looked at in the first step; without one, it is used
+            return self._forwards
         tensors = [parts_of(forward.outputs).tensors for forward in self._forwards]
         every = [t for own in tensors for t in own if t.requires_grad]
         found = torch.autograd.grad(loss, every, retain_graph=True, allow_unused=True) if every else ()
@@ -434,7 +438,7 @@ class LatentLearner(BaseLearner):
                 number = "several" if self._forwards else "no"
                 raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
             n = self._forwards[0].tag.n
-        return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._latent)
+        return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._gap)
 
     def _require_step(self, call: str) -> Solution:
         if self._solution is None:
@@ -463,12 +467,13 @@ class LatentLearner(BaseLearner):
         solution = self._progress.solution
         progress = self._progress._replace(solution=solution and solution.detached(), given=(), before=None)
         own = {"_progress": progress, "_latent": self._latent.detached(), "_forwards": []}
-        return {**self.__dict__, **own, **dict.fromkeys(("_state", "_z", "_solution"))}
+        return {**self.__dict__, **own, **dict.fromkeys(("_state", "_z", "_solution", "_gap"))}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
         for tensor in self._latent.leaves():
             tensor.requires_grad_()
+        self.__dict__["_gap"] = self._latent.gap()
         self._set_state(self._progress)
 
     def __deepcopy__(self, memo: dict) -> "LatentLearner":

@@ -70,8 +70,8 @@ class NIW(NIWLearner):
     * **rank** (int, *optional*, default=0) - Directions that tasks differ along: V_0 / n_0 = U U^T, U learned, of as
         many vectors of the random weights. 0 is the paper's diagonal V_0.
     * **directions** (str, *optional*, default='joint') - 'joint': a task has `rank` coordinates, for all layers.
-        'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a matrix
-        that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
+        'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a
+        matrix that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
     * **prior_std** (float, *optional*, default=None) - With rank, the standard deviation of each direction's entries at
         the start, relative to the weight's root mean square: by default 0.1. With curvature='full' the weights' own,
         0.3.
@@ -111,8 +111,8 @@ class NIW(NIWLearner):
         floor is the authors'; the chain's own noise bounds it from above, so no ceiling is needed.
         `diagnostics()` reports how much of it is clamped.
     * **curvature** (str or strategy, *optional*, default='sgld') - Where A comes from: 'full', the Gauss-Newton matrix
-        as it is, without the diagonal approximation, with the paper's diagonal V_0, for supports of some hundred outputs
-        and networks whose Jacobian fits; 'sgld', the variance
+        as it is, without the diagonal approximation, with the paper's diagonal V_0, for supports of some hundred
+        outputs and networks whose Jacobian fits; 'sgld', the variance
         of the chain's iterates, as in the paper and at no cost; 'ggn', a Gauss-Newton estimate from one sampled
         label per step, one more backward, for logits (`curvature.GGN` takes other likelihoods).
     * **wishart** (str, *optional*, default='factorised') - 'factorised', d one-dimensional
@@ -458,11 +458,17 @@ class NIW(NIWLearner):
 
         How far the newest episode adapted each layer, until the next is cloned: the clamped fraction of the chain's
         precision, n_0, the last layer if its steps keep their graph, and by parameter the medians of P_0 and of the
-        chain's precision A and the mean share A / (A + P_0) that the data have in the posterior's precision: 0 where it
-        is the prior. A chain whose precision is mostly clamped says nothing.
+        chain's precision A and the mean share A / (A + P_0) that the chain has in the posterior's precision: 0 where it
+        is the prior. With 'sgld' and learned step sizes the share is a constant of lr, T and n, and says nothing of the
+        data. A chain whose precision is mostly clamped says nothing.
+
+        With rank or curvature='full', means over the newest episodes: `share`, what their supports have pinned down of
+        the prior's spread, from 0 to 1; `length`, |z|, about the root of their number where the prior fits;
+        the supports' log `evidence`; and by parameter what tasks differ by and how far these went.
 
         **Returns** a dict of `clamped`, `n0`, `second_order` and `layers`: for each parameter name a dict of
-        `prior_precision`, `chain_precision`, `share` and `clamped`.
+        `prior_precision`, `chain_precision`, `share` and `clamped`. With the others, of `share`, `length`,
+        `evidence`, `likelihood`, `noise`, `n0`, `second_order` and `layers`: `prior_std` and `moved`.
         """
         if self._newest is None:
             raise ChainError("diagnostics: no learner has adapted since the last clone(). Clone, adapt, then ask.")

@@ -5,12 +5,12 @@ V_0, U is the diagonal of its square root. Everything else, the Wishart's part i
 theta, in as many dimensions as z has.
 """
 
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from l2l_niw.inference.wishart import from_raw, mode_ratio
+from l2l_niw.inference.wishart import from_raw, log_determinant_gap, mode_ratio
 from l2l_niw.utils._functional import SMALL
 
 DIRECTIONS = ("joint", "by_layer", "adapters")
@@ -29,6 +29,7 @@ class Latent(NamedTuple):
     * `places` - For each weight where its coordinates begin and end.
     * `raw_n0`, `log_noise` - The scalars behind n_0 and the noise of targets around outputs that are means.
     * `wishart` - 'factorised' or 'full'.
+    * `matrix` - All of U, (r, weights), where every weight has the same coordinates and U is small; else None.
     """
 
     names: Sequence[str]
@@ -38,6 +39,7 @@ class Latent(NamedTuple):
     raw_n0: Tensor
     log_noise: Tensor
     wishart: str
+    matrix: Optional[Tensor] = None
 
     @property
     def size(self) -> int:
@@ -53,6 +55,10 @@ class Latent(NamedTuple):
         """The standard deviation of targets around outputs that are means."""
         return self.log_noise.exp()
 
+    def gap(self) -> Tensor:
+        """What not knowing Sigma costs in an episode's expected KL."""
+        return 0.5 * log_determinant_gap(self.n0, self.size, self.wishart).to(self.log_noise.dtype)
+
     def zeros(self) -> Tensor:
         """The coordinates of m_0."""
         return torch.zeros(self.size, dtype=self.log_noise.dtype, device=self.log_noise.device)
@@ -63,13 +69,16 @@ class Latent(NamedTuple):
 
     def offsets(self, z: Tensor) -> List[Tensor]:
         """U z, one tensor per weight, of coordinates (..., size)."""
+        if self.matrix is not None:
+            parts = (z @ self.matrix).split([m.numel() for m in self.m0], -1)
+            return [part.reshape(z.shape[:-1] + m.shape) for part, m in zip(parts, self.m0)]
         found = []
         for m, own, (begin, end) in zip(self.m0, self.directions, self.places):
             part = z[..., begin:end]
             if len(own) == 2:
-                found.append(((own[0] * part.unsqueeze(-2)) @ own[1]).reshape(*z.shape[:-1], *m.shape))
+                found.append(((own[0] * part.unsqueeze(-2)) @ own[1]).reshape(z.shape[:-1] + m.shape))
             elif own[0].shape == m.shape:
-                found.append(part.reshape(*z.shape[:-1], *m.shape) * (0.5 * own[0]).exp())
+                found.append(part.reshape(z.shape[:-1] + m.shape) * (0.5 * own[0]).exp())
             else:
                 found.append(torch.tensordot(part, own[0], 1))
         return found
@@ -85,7 +94,7 @@ class Latent(NamedTuple):
         for m, own in zip(self.m0, self.directions):
             diagonal = len(own) == 1 and own[0].shape == m.shape
             directions.append((own[0] + ratio.log() if diagonal else own[0] * ratio.sqrt(), *own[1:]))
-        return self._replace(directions=directions)
+        return self._replace(directions=directions, matrix=None)
 
     def detached(self) -> "Latent":
         """The same without a graph."""
@@ -94,6 +103,7 @@ class Latent(NamedTuple):
             directions=[tuple(t.detach() for t in own) for own in self.directions],
             raw_n0=self.raw_n0.detach(),
             log_noise=self.log_noise.detach(),
+            matrix=None if self.matrix is None else self.matrix.detach(),
         )
 
     def copied(self) -> "Latent":
@@ -102,9 +112,14 @@ class Latent(NamedTuple):
         """
         if sum(t.numel() for t in self.leaves()) > SMALL:
             return self
+        directions, matrix = [tuple(t.clone() for t in own) for own in self.directions], None
+        joint = all([len(own) == 1 and own[0].dim() > m.dim() for own, m in zip(directions, self.m0)])
+        if joint and all([place == (0, self.size) for place in self.places]):
+            matrix = torch.cat([own[0].reshape(self.size, -1) for own in directions], 1)
         return self._replace(
             m0=[m.clone() for m in self.m0],
-            directions=[tuple(t.clone() for t in own) for own in self.directions],
+            directions=directions,
             raw_n0=self.raw_n0.clone(),
             log_noise=self.log_noise.clone(),
+            matrix=matrix,
         )

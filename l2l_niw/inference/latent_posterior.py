@@ -1,7 +1,7 @@
 """An episode's posterior in the prior's coordinates: its steps, its draws, its linearised predictions."""
 
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,7 @@ from l2l_niw.heads.predictions import Gaussian
 from l2l_niw.inference.gaussian import GaussianWeights, Weights, run_networks
 from l2l_niw.inference.laplace import Spread, gauss_newton, jacobian, log_evidence, spread
 from l2l_niw.inference.latent import Latent
-from l2l_niw.inference.likelihood import Outputs, energy, look, widened, without_graph
-from l2l_niw.inference.wishart import log_determinant_gap
+from l2l_niw.inference.likelihood import Known, Outputs, energy, look, widened, without_graph
 
 LARGEST = 2**27  # entries of a Jacobian: half a gigabyte
 
@@ -30,6 +29,7 @@ class Solution(NamedTuple):
     * `unit` - The mean loss that is one nat per example, each episode's: 1 for a likelihood, 2 noise^2 for a squared
         error.
     * `likelihood` - What the outputs parametrise.
+    * `known` - What the loss has shown, for further steps of the same episode.
     """
 
     z: Tensor
@@ -37,24 +37,29 @@ class Solution(NamedTuple):
     evidence: Tensor
     unit: Tensor
     likelihood: str
+    known: Tuple[Optional[Known], ...] = ()
 
     def detached(self) -> "Solution":
         """The same without a graph."""
         return Solution(
-            self.z.detach(), self.spread.detached(), self.evidence.detach(), self.unit.detach(), self.likelihood
+            self.z.detach(),
+            self.spread.detached(),
+            self.evidence.detach(),
+            self.unit.detach(),
+            self.likelihood,
+            self.known,
         )
 
 
-def free_energy(solution: Solution, latent: Latent) -> Tensor:
+def free_energy(solution: Solution, gap: Tensor) -> Tensor:
     """
     **Description**
 
     What an episode's objective has beside the query's loss, in units of that loss, summed over episodes: the support's
-    free energy, E_q[l_i] + KL at its minimum, which is -log p(S) by Laplace's approximation, plus what not knowing
-    Sigma costs. With a query's predictive likelihood it makes the marginal likelihood of all data of a task.
+    free energy, E_q[l_i] + KL at its minimum, which is -log p(S) by Laplace's approximation, plus `gap`, what not
+    knowing Sigma costs. With a query's predictive likelihood it makes the marginal likelihood of all data of a task.
     """
-    gap = 0.5 * log_determinant_gap(latent.n0, latent.size, latent.wishart)
-    return (solution.unit * (gap.to(solution.evidence.dtype) - solution.evidence)).sum()
+    return (solution.unit * (gap - solution.evidence)).sum()
 
 
 def step(
@@ -67,6 +72,7 @@ def step(
     temperature: float,
     radius: float,
     create_graph: bool,
+    known: Tuple[Optional[Known], ...] = (),
 ) -> Solution:
     """
     **Description**
@@ -82,17 +88,21 @@ def step(
     * **n** (float) - Examples of an episode.
     * **likelihood**, **temperature**, **radius** - Of `NIW`'s options.
     * **create_graph** (bool) - Whether the result is a function of L_0.
+    * **known** (tuple, *optional*, default=()) - What the episode's step before has shown of the loss.
     """
     rows = sum([t[(0,) * losses.dim()].numel() for own in outputs for t in own.tensors[:1]])
     check_size(rows, z)
-    seen = [look(losses, own, likelihood, latent.noise(), n, create_graph) for own in outputs]
+    known = known if len(known) == len(outputs) else (None,) * len(outputs)
+    settings = likelihood, latent.noise(), n, create_graph
+    seen, known = zip(*[look(losses, own, *settings, before) for own, before in zip(outputs, known)])
     found = energy(losses, seen, z, temperature, partial(jacobian, create_graph=create_graph), create_graph)
     if not create_graph:
         found, z = type(found)(*[t.detach() for t in found]), z.detach()
     covariance = spread(found.w)
     evidence = log_evidence(found.value, z, covariance)
     unit = n / seen[0].factor.detach()
-    return Solution(gauss_newton(z, found.gradient, covariance, radius), covariance, evidence, unit, seen[0].likelihood)
+    new = gauss_newton(z, found.gradient, covariance, radius)
+    return Solution(new, covariance, evidence, unit, seen[0].likelihood, known)
 
 
 def check_size(rows: int, z: Tensor) -> None:

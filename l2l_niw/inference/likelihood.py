@@ -161,7 +161,26 @@ class Seen(NamedTuple):
     targets: int = 1
 
 
-def look(losses: Tensor, outputs: Outputs, likelihood: str, noise: Tensor, n: float, create_graph: bool) -> Seen:
+class Known(NamedTuple):
+    """
+    What an episode's first step has shown of its loss, for the next ones: the likelihood, `Seen`'s factor (of a squared
+    error, that of noise 1), and whether standard deviations are fitted.
+    """
+
+    likelihood: str
+    factor: Tensor
+    fits_std: bool = False
+
+
+def look(
+    losses: Tensor,
+    outputs: Outputs,
+    likelihood: str,
+    noise: Tensor,
+    n: float,
+    create_graph: bool,
+    known: Optional[Known] = None,
+) -> Tuple[Seen, Optional[Known]]:
     """
     **Description**
 
@@ -175,24 +194,35 @@ def look(losses: Tensor, outputs: Outputs, likelihood: str, noise: Tensor, n: fl
     * **noise** (Tensor) - Standard deviation of targets around outputs that are means.
     * **n** (float) - Examples of an episode.
     * **create_graph** (bool) - Whether the result has a graph.
+    * **known** (Known, *optional*, default=None) - What an earlier step has shown.
+
+    **Returns** it, and what further steps need not look at again.
     """
     lead, total, (kind, tensors, targets) = losses.dim(), losses.sum(), outputs
     if kind == "evidence":
         root_of_it, own = tensors
         identity = torch.eye(root_of_it.shape[-2], dtype=own.dtype, device=own.device)
         covariance = root_of_it @ root_of_it.mT + own.square()[..., None, None] * identity
-        return Seen(kind, (covariance,), torch.full_like(losses, n), targets=targets)
+        return Seen(kind, (covariance,), torch.full_like(losses, n), targets=targets), None
     means, std = (tensors[0], noise) if kind == "tensor" else (tensors[0], tensors[-1])
     names: Sequence[str] = ("gaussian" if kind == "normal" else kind,)
     if kind == "tensor":
         names = LIKELIHOODS[1:] if likelihood == "auto" else (likelihood,)
-    name, factor = recognise(total, means, names, lead, std, create_graph)
+    if known is None:
+        unit = torch.ones_like(noise) if kind == "tensor" else std
+        name, factor = recognise(total, means, names, lead, unit, create_graph)
+        known = Known(name, factor, kind == "normal" and depends(total, std))
+    name, factor, fits_std = known
     if name != "gaussian":
-        return Seen(name, (means,), factor)
+        return Seen(name, (means,), factor), known
     if kind == "tensor":
         constant = means[(0,) * lead].numel() * (noise.log() + 0.5 * math.log(2.0 * math.pi))
-        return Seen(name, (means, noise.expand_as(means)), factor, constant)
-    return Seen(name, (means, std), factor, fits_std=depends(total, std))
+        known = known._replace(factor=factor.detach())
+        return Seen(name, (means, noise.expand_as(means)), known.factor / noise.square(), constant), known
+    likely = torch.allclose(factor.detach(), torch.full_like(factor, n), rtol=1e-3)  # rather than a squared error
+    if likely:
+        factor = torch.full_like(factor, n)
+    return Seen(name, (means, std), factor, fits_std=fits_std), known._replace(factor=factor) if likely else None
 
 
 def root(seen: Seen, z: Tensor, jacobian: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

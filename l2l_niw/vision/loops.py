@@ -74,10 +74,10 @@ class GradientBased(Method):
         """Log-probabilities of the query, (m, ways): NIW averages probabilities over posterior samples."""
         learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
-            if isinstance(self.module, NIW):
+            if isinstance(self.module, NIW) and not self.module.options.latent:
                 logits = learner.posterior().predict(task.x_query, samples=self.samples)
                 return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
-            return learner(task.x_query).log_softmax(-1)
+            return learner(task.x_query).log_softmax(-1)  # of a posterior with its full covariance, the predictive
 
 
 class Reptile(GradientBased):

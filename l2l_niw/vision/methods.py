@@ -47,6 +47,13 @@ def niw(model: nn.Module, config: Config, second_order: str = "last_layer") -> N
     return NIW(model, config.inner_lr, second_order=second_order, **options)  # type: ignore[arg-type]
 
 
+def niw_full(body: nn.Module, linear: nn.Module, config: Config) -> Method:
+    """NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks."""
+    options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std, "random": "last_layer"}
+    algorithm = NIW(nn.Sequential(body, linear), lr=1.0, curvature="full", **options)
+    return GradientBased(algorithm, config.steps)  # type: ignore[arg-type]
+
+
 def niw_head(make: Callable) -> Callable:
     """A builder of a head under NIW. With two shots or more, inner steps predict each support image from the others."""
 
@@ -146,6 +153,9 @@ METHODS: Dict[str, Spec] = {
         temperature=1e-4,
         samples=5,
         baseline="maml",
+    ),
+    "niw-full": Spec(
+        "NIW, linear, full A", linear_head(niw_full), steps=3, temperature=1.0, prior_std=10.0, baseline="maml"
     ),
     "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), **HEAD, baseline="protonet"),
     "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), **HEAD, baseline="ridge"),

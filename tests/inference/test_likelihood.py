@@ -140,7 +140,7 @@ def case(request):
 
 def test_w_is_a_root_of_the_fisher_information(case):
     z, predict, outputs, loss, exact, _, name = case
-    seen = look(loss, parts_of(outputs), "auto", NOISE, N, create_graph=False)
+    seen, _ = look(loss, parts_of(outputs), "auto", NOISE, N, create_graph=False)
     w = root(seen, z, partial(jacobian, create_graph=False))
     assert seen.likelihood == name
     assert torch.allclose(w.mT @ w, fisher(predict, exact, z), atol=1e-10)
@@ -149,7 +149,7 @@ def test_w_is_a_root_of_the_fisher_information(case):
 def test_the_loss_times_its_factor_is_the_negative_log_likelihood(case):
     """Beside a constant, that squared errors leave out, its gradient in z is that of the sum over examples."""
     z, _, outputs, loss, _, total, _ = case
-    seen = look(loss, parts_of(outputs), "auto", NOISE, N, create_graph=False)
+    seen, _ = look(loss, parts_of(outputs), "auto", NOISE, N, create_graph=False)
     found = energy(loss, [seen], z, 1.0, partial(jacobian, create_graph=False), create_graph=False)
     assert torch.allclose(found.gradient, torch.autograd.grad(total, z, retain_graph=True)[0], atol=1e-10)
     assert torch.allclose(found.value, total, atol=1e-10)
@@ -161,7 +161,7 @@ def test_a_temperature_divides_the_energy(temperature):
     z = torch.randn(SIZE, requires_grad=True)
     outputs = predict(z)
     value, way = loss(outputs), partial(jacobian, create_graph=False)
-    seen = look(value, parts_of(outputs), "auto", NOISE, N, create_graph=False)
+    seen, _ = look(value, parts_of(outputs), "auto", NOISE, N, create_graph=False)
     found, plain = (energy(value, [seen], z, t, way, create_graph=False) for t in (temperature, 1.0))
     assert torch.allclose(found.value, total(outputs) / temperature)
     assert torch.allclose(found.gradient, plain.gradient / temperature)
@@ -174,7 +174,7 @@ def test_an_energy_has_the_noise_s_gradient():
     def of(z, log_noise):
         outputs = predict(z)
         value = loss(outputs)
-        seen = look(value, parts_of(outputs), "auto", log_noise.exp(), N, create_graph=True)
+        seen, _ = look(value, parts_of(outputs), "auto", log_noise.exp(), N, create_graph=True)
         return tuple(energy(value, [seen], z, 1.0, partial(jacobian, create_graph=True), create_graph=True))
 
     assert torch.autograd.gradcheck(of, (torch.randn(SIZE, requires_grad=True), NOISE.log().requires_grad_()))
