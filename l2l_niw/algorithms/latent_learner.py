@@ -322,8 +322,8 @@ class LatentLearner(BaseLearner):
             found = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
             check_used(self._latent.names, found, allow_unused)
             self.niw.__dict__["_saw_used"] = True
-        if len(self._forwards) == 1 and self._progress.steps:  # looked at in the first step; without one, it is used
-            return self._forwards
+        if len(self._forwards) == 1 and self._progress.steps and not self._forwards[0].widened:
+            return self._forwards  # looked at in the first step; without one, it is used
         tensors = [parts_of(forward.outputs).tensors for forward in self._forwards]
         every = [t for own in tensors for t in own if t.requires_grad]
         found = torch.autograd.grad(loss, every, retain_graph=True, allow_unused=True) if every else ()

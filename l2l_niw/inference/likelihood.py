@@ -163,12 +163,13 @@ class Seen(NamedTuple):
 
 class Known(NamedTuple):
     """
-    What an episode's first step has shown of its loss, for the next ones: the likelihood, `Seen`'s factor (of a squared
-    error, that of noise 1), and whether standard deviations are fitted.
+    What an episode's first step has shown of its loss, for the next ones on as many outputs: the likelihood, `Seen`'s
+    factor (of a squared error, that of noise 1), the outputs' shape, and whether standard deviations are fitted.
     """
 
     likelihood: str
     factor: Tensor
+    shape: torch.Size
     fits_std: bool = False
 
 
@@ -208,11 +209,11 @@ def look(
     names: Sequence[str] = ("gaussian" if kind == "normal" else kind,)
     if kind == "tensor":
         names = LIKELIHOODS[1:] if likelihood == "auto" else (likelihood,)
-    if known is None:
+    if known is None or known.shape != means.shape:
         unit = torch.ones_like(noise) if kind == "tensor" else std
         name, factor = recognise(total, means, names, lead, unit, create_graph)
-        known = Known(name, factor, kind == "normal" and depends(total, std))
-    name, factor, fits_std = known
+        known = Known(name, factor, means.shape, kind == "normal" and depends(total, std))
+    name, factor, _, fits_std = known
     if name != "gaussian":
         return Seen(name, (means,), factor), known
     if kind == "tensor":

@@ -479,6 +479,18 @@ class TestStates:
         with pytest.warns(UserWarning, match="a step was taken on the loss of a query's outputs"):
             learner.adapt(loss(learner, *data("categorical", N)))
 
+    @pytest.mark.parametrize("kind", ["linear", "categorical", "bernoulli", "distribution of classes"])
+    def test_steps_on_a_smaller_support_lead_to_its_own_mode(self, kind):
+        """After one on a larger: the gradient of the new one's energy is 0 there."""
+        niw, loss = make(kind, linearise=False)
+        learner, (x, y) = adapted(niw, loss, data(kind, N), 1), data(kind, 2)
+        for _ in range(25):
+            learner.adapt(loss(learner, x, y))
+        scale = 1 / (2 * 0.36) if kind == "linear" else 1.0  # nats of one example's loss
+        energy = 2 * scale * loss(learner, x, y) + 0.5 * learner._z.square().sum()
+        assert torch.autograd.grad(energy, learner._z)[0].abs().max() < 1e-5
+        assert learner.posterior().z.abs().max() > 1e-2
+
     def test_losses_of_two_forwards_are_one_support(self):
         niw, loss = make()
         x, y = data("gaussian", N + 1)
