@@ -51,14 +51,18 @@ TWO = (0.001, 0.003)
 LINEAR = (0.1, 0.4)  # inner learning rates of a linear head
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), LINEAR), "reptile": (0.05, 0.2)}
 WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
-HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None]
-SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None]
+FULL = "niw-full"  # which has settings of its own, though a baseline
+FULL_WIDTHS = (10.0, 30.0)  # of its prior, a tenth of these each
+HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None and method != FULL]
+SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None or method == FULL]
 
 
 def space(method):
     """Four settings, whatever the method."""
     if method in INNER:
         return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
+    if method == FULL:
+        return [{"lr": lr, "prior_std": std} for lr, std in product(TWO, FULL_WIDTHS)]
     return [{"lr": lr} for lr in (HEAD_ALONE if METHODS[method].fixed else OUTER)]
 
 
@@ -104,6 +108,7 @@ def run_trials(runs, data, jobs):
 def settings_of(column, method, results, width=True):
     """What the searches have chosen: a method's learning rates, or its baseline's, and the width of a head's prior."""
     found, baseline = read_settings(column, results), METHODS[method].baseline or method
+    baseline = method if method == FULL else baseline
     wanted = [baseline, method] if width and method in HEADS else [baseline]
     for name in wanted:
         if name not in found:

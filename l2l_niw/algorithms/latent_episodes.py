@@ -86,7 +86,7 @@ class LatentEpisodes:
         niw, replica = self.niw, Replica(self.niw.module, self.niw._random()[1])
         counts: List[Optional[int]] = []
         seen: List[Outputs] = []
-        widen = solution if niw.options.linearise else None
+        widen = solution if niw.options.widens(niw._likelihood) else None
 
         def network(*args: Any, **kwargs: Any) -> Any:
             outputs = replica.module(*args, **kwargs)

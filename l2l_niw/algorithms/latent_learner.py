@@ -156,9 +156,9 @@ class LatentLearner(BaseLearner):
     a Gauss-Newton step in z on the support's loss, which has to be a squared error, a cross-entropy, or the negative
     log-likelihood of a distribution that the model returns.
 
-    A query's outputs have the posterior's spread in them (`linearise`): those of a forward that is declared by
-    `learner.query(x)`, or whose inputs are not those that the last step was taken on. Logits are shrunk by it, the
-    variance of a distribution grows; means stay as they are.
+    Where the model returns a Gaussian, a query's variance has the posterior's added: that of a forward that is declared
+    by `learner.query(x)`, or whose inputs are not those that the last step was taken on. With linearise='all' logits
+    are shrunk by it too. Means stay as they are.
     """
 
     def __init__(self, niw: "NIW", latent: Latent, replica: Replica, progress: Progress, **flags: bool):
@@ -220,7 +220,7 @@ class LatentLearner(BaseLearner):
             self._replica.put(self._latent.weights(self._z))
             self._state.spent = False
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
-        widened = self.niw.options.linearise and self._progress.steps > 0
+        widened = self._progress.steps > 0 and self.niw.options.widens(self.niw._likelihood)
         widened = widened and (query or not self._is_support(args, kwargs))
         if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return self._predict(call) if widened else call()
@@ -253,7 +253,7 @@ class LatentLearner(BaseLearner):
         if True not in found and None in found:
             self.niw._warn(
                 "a forward's inputs cannot be compared with those of the last step, so it counts as a query. Say it by "
-                "learner.query(x), or choose linearise=False, where both are the same."
+                "learner.query(x), or choose linearise='none', where both are the same."
             )
         return True in found
 
@@ -337,7 +337,7 @@ class LatentLearner(BaseLearner):
         if True in [forward.widened for forward in forwards]:
             self.niw._warn(
                 "a step was taken on the loss of a query's outputs, as its inputs are not those of the step before, "
-                "and the posterior's spread is in them. Step on the same support each time, or choose linearise=False."
+                "and the posterior's spread is in them. Step on the same support each time, or choose linearise='none'."
             )
         return forwards
 

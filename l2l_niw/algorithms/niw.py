@@ -49,7 +49,7 @@ class NIW(NIWLearner):
     With `rank` or curvature='full' the posterior has its full covariance, and steps are Gauss-Newton's: theta =
     m_0 + U z, z ~ N(0, I), five examples say much about a z of few coordinates, and T is 1. `adapt` then needs a loss
     that is a negative log-likelihood: a squared error, whose noise is learned, a cross-entropy, or that of a
-    distribution which the model returns. A query's outputs have the posterior's spread in them, and its
+    distribution which the model returns. A Gaussian query has the posterior's variance in its own, and its
     back-propagation adds the gradient of kl_weight * F / n, F the support's free energy, -log p(S): together the
     marginal likelihood of all data of the task.
 
@@ -79,8 +79,9 @@ class NIW(NIWLearner):
         deviation of targets around outputs at the start. It is learned.
     * **likelihood** (str, *optional*, default='auto') - With rank or curvature='full': what outputs that are a tensor
         parametrise, 'gaussian', 'categorical' or 'bernoulli'. By default the loss shows it, by its curvature.
-    * **linearise** (bool, *optional*, default=True) - With rank or curvature='full': whether a query's outputs have the
-        posterior's spread in them: logits are shrunk by it, and a distribution's variance grows.
+    * **linearise** (str, *optional*, default='variances') - With rank or curvature='full', what of a query has
+        the posterior's spread in it: 'variances', a distribution's variance; 'all', logits too, which are shrunk, at
+        some cost in accuracy; 'none'. `posterior().linearised(x)` has it whatever this is.
     * **radius** (float, *optional*, default=2.0) - With rank or curvature='full': the longest step, in standard
         deviations of the prior.
     * **inference** (str, *optional*, default='langevin') - 'langevin': the prior is in the chain, which then samples

@@ -1,14 +1,14 @@
 """How an NIW infers: its options, checked whenever one is set."""
 
 import math
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from l2l_niw.errors import ArgumentError
 from l2l_niw.inference.chain import Settings
 from l2l_niw.inference.curvature import SGLD, make_curvature
 from l2l_niw.inference.laplace import RADIUS
 from l2l_niw.inference.last_layer import SECOND_ORDER
-from l2l_niw.inference.likelihood import LIKELIHOODS
+from l2l_niw.inference.likelihood import LIKELIHOODS, LOGITS
 from l2l_niw.inference.wishart import WISHARTS
 from l2l_niw.utils._checks import check_number
 
@@ -29,7 +29,7 @@ LATENT_DEFAULTS = {  # with rank or curvature='full', where a step is Gauss-Newt
     "second_order": "all",
     "temperature": 1.0,
     "likelihood": "auto",
-    "linearise": True,
+    "linearise": "variances",
     "radius": RADIUS,
     "wishart": "factorised",
     "kl_weight": None,
@@ -40,7 +40,8 @@ CHOICES = {
     "second_order": SECOND_ORDER,
     "wishart": WISHARTS,
     "likelihood": LIKELIHOODS,
-    **dict.fromkeys(("average_iterates", "add_kl_gradient", "learn_step_sizes", "linearise"), (True, False)),
+    "linearise": ("variances", "all", "none"),
+    **dict.fromkeys(("average_iterates", "add_kl_gradient", "learn_step_sizes"), (True, False)),
 }
 LATENT_CHOICES = {**CHOICES, "second_order": ("none", "last_step", "all")}
 SMALLEST, LARGEST = 1e-18, 1e18  # float32 has room for products of such numbers
@@ -79,6 +80,10 @@ class Options:
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in self._defaults())})"
+
+    def widens(self, likelihood: Optional[str]) -> bool:
+        """Whether a query's outputs have the posterior's spread in them, if they parametrise this likelihood."""
+        return self.linearise == "all" or self.linearise == "variances" and likelihood not in LOGITS
 
     def settings(self, lr: float) -> Settings:
         """Those that a chain needs."""

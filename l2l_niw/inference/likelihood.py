@@ -10,7 +10,8 @@ from torch.distributions import Categorical, Independent, Normal
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.heads.predictions import Classes, Evidence, Gaussian
 
-LIKELIHOODS = ("auto", "gaussian", "categorical", "bernoulli")
+LOGITS = ("categorical", "bernoulli")
+LIKELIHOODS = ("auto", "gaussian", *LOGITS)
 KNOWN = "a tensor, a Normal, a Categorical, or the prediction of a head"
 
 

@@ -77,7 +77,7 @@ class GradientBased(Method):
             if isinstance(self.module, NIW) and not self.module.options.latent:
                 logits = learner.posterior().predict(task.x_query, samples=self.samples)
                 return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
-            return learner(task.x_query).log_softmax(-1)  # of a posterior with its full covariance, the predictive
+            return learner(task.x_query).log_softmax(-1)
 
 
 class Reptile(GradientBased):

@@ -48,9 +48,14 @@ def niw(model: nn.Module, config: Config, second_order: str = "last_layer") -> N
 
 
 def niw_full(body: nn.Module, linear: nn.Module, config: Config) -> Method:
-    """NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks."""
+    """
+    NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks. The layer
+    starts at 0, as no class differs from another beforehand, and the support's evidence says nothing of new classes.
+    """
+    for p in linear.parameters():
+        nn.init.zeros_(p)
     options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std, "random": "last_layer"}
-    algorithm = NIW(nn.Sequential(body, linear), lr=1.0, curvature="full", **options)
+    algorithm = NIW(nn.Sequential(body, linear), lr=1.0, curvature="full", kl_weight=0.0, **options)
     return GradientBased(algorithm, config.steps)  # type: ignore[arg-type]
 
 
@@ -155,7 +160,7 @@ METHODS: Dict[str, Spec] = {
         baseline="maml",
     ),
     "niw-full": Spec(
-        "NIW, linear, full A", linear_head(niw_full), steps=3, temperature=1.0, prior_std=10.0, baseline="maml"
+        "NIW, linear, full A", linear_head(niw_full), 0.001, steps=3, temperature=1.0, prior_std=30.0, baseline="maml"
     ),
     "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), **HEAD, baseline="protonet"),
     "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), **HEAD, baseline="ridge"),

@@ -86,7 +86,7 @@ OPTIONS = {
     "written out, last step": {"add_kl_gradient": False, "second_order": "last_step"},
     "no kl": {"kl_weight": 0.0},
     "some kl": {"kl_weight": 0.3},
-    "not linearised": {"linearise": False},
+    "not linearised": {"linearise": "none"},
     "full wishart": {"wishart": "full"},
     "cold": {"temperature": 0.1},
     "short steps": {"radius": 0.2},

@@ -213,7 +213,7 @@ def test_the_objective_s_weight_of_the_kl_is_the_temperature(kind, temperature):
 @pytest.mark.parametrize("kind", ["linear", "gaussian", "categorical"])
 def test_a_first_order_learner_takes_steps_as_constants(kind):
     """What is left: the query's gradient at m_0 + U z with z fixed, and of n_0 the Wishart's part."""
-    niw, loss = make(kind, first_order=True, linearise=False)
+    niw, loss = make(kind, first_order=True, linearise="none")
     support, query = data(kind, N), data(kind, M)
     learner = adapted(niw, loss, support)
     found = gradients(niw, loss(learner.query, *query))
@@ -470,7 +470,7 @@ class TestStates:
         plain = torch.func.functional_call(niw.module, {k.partition(".")[2]: w for k, w in weights.items()}, support[0])
         assert torch.allclose(learner(support[0]), plain)
         assert not torch.allclose(learner.query(support[0]).softmax(-1), plain.softmax(-1))
-        niw.options.linearise = False
+        niw.options.linearise = "none"
         assert torch.allclose(learner.query(support[0]), plain)
 
     def test_a_step_on_a_query_s_outputs_is_warned_of(self):
@@ -482,7 +482,7 @@ class TestStates:
     @pytest.mark.parametrize("kind", ["linear", "categorical", "bernoulli", "distribution of classes"])
     def test_steps_on_a_smaller_support_lead_to_its_own_mode(self, kind):
         """After one on a larger: the gradient of the new one's energy is 0 there."""
-        niw, loss = make(kind, linearise=False)
+        niw, loss = make(kind, linearise="none")
         learner, (x, y) = adapted(niw, loss, data(kind, N), 1), data(kind, 2)
         for _ in range(25):
             learner.adapt(loss(learner, x, y))
@@ -824,7 +824,7 @@ class TestErrors:
             ({"rank": 2, "inference": "closed_form"}, "no option 'inference' with rank.* There are: add_kl_gradient"),
             ({"rank": 2, "burn_in": 1}, "no option 'burn_in' with rank"),
             ({"rank": 2, "curvature": "ggn"}, "no option 'curvature' with rank"),
-            ({"linearise": False}, "no option 'linearise'"),
+            ({"linearise": "none"}, "no option 'linearise'"),
             ({"rank": 2, "directions": "by_row"}, "directions must be one of"),
             ({"rank": -1}, "rank must be a whole number of at least 0"),
             ({"rank": 1.5}, "rank must be a whole number"),

@@ -73,5 +73,5 @@ SHAPES = {
 
 def make(kind="gaussian", shape="rank 2", **options):
     build, loss = KINDS[kind]
-    given = {"noise": 0.6, "n0": 3.0, **SHAPES[shape], **options}
+    given = {"noise": 0.6, "n0": 3.0, "linearise": "all", **SHAPES[shape], **options}
     return NIW(build(), lr=0.1, **given), loss
