@@ -52,7 +52,7 @@ LINEAR = (0.1, 0.4)  # inner learning rates of a linear head
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), LINEAR), "reptile": (0.05, 0.2)}
 WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
 FULL = "niw-full"  # which has settings of its own, though a baseline
-FULL_WIDTHS = (10.0, 30.0)  # of its prior, a tenth of these each
+FULL_WIDTHS = (10.0, 20.0)  # of its prior, a tenth of these each
 HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None and method != FULL]
 SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None or method == FULL]
 

@@ -167,7 +167,7 @@ def negative_log_likelihood(binary):
 def logistic(request, double):
     """A logistic regression in two directions, adapted, and the posterior of z on a fine grid."""
     binary = request.param
-    niw = NIW(nn.Linear(3, 1 if binary else 3), lr=0.1, rank=2, prior_std=1.5)
+    niw = NIW(nn.Linear(3, 1 if binary else 3), lr=0.1, rank=2, prior_std=1.5, linearise="all")
     x = torch.randn(12, 3)
     y = (x[:, :1] + 0.7 * torch.randn(12, 1) > 0).double() if binary else torch.randint(3, (12,))
     loss = negative_log_likelihood(binary)
