@@ -31,9 +31,9 @@ from l2l_niw.metrics import bootstrap, quantile
 NIW_ROW, BASE_ROW = "niw-plain-rank", "maml-plain-5"
 SHOWN_ROWS = {row: TITLES[row] for row in (BAYES, "maml-plain-1", BASE_ROW, NIW_ROW)}
 SETTINGS = {
-    "maml-plain-1": {"lr": 0.01, "compile": False},
-    BASE_ROW: {"lr": 0.01, "compile": False},
-    NIW_ROW: {},
+    "maml-plain-1": {"lr": 0.03, "compile": False},
+    BASE_ROW: {"lr": 0.03, "compile": False},
+    NIW_ROW: {"kl_weight": 3.0},
 }
 SHOWN = 4  # tasks on the page
 GRID = torch.linspace(-5, 5, 101)

@@ -73,9 +73,8 @@ class RankMethod(Plain):
     """
     **Description**
 
-    A network whose weights differ between tasks along a few learned directions, or all of whose weights are random
-    under a diagonal prior, with the full covariance of their posterior: Gauss-Newton steps, and the linearised
-    predictive.
+    A network whose weights differ between tasks along a few learned directions, with the full covariance of their
+    posterior: Gauss-Newton steps, and the linearised predictive.
 
     **Arguments**
 

@@ -83,7 +83,6 @@ ROWS = {
     "maml-plain-1": Row("MAML, plain, 1 step", lambda lr, **options: MAML("plain", 1, lr, **options), LARGE_STEPS),
     "maml-plain-5": Row("MAML, plain, 5 steps", lambda lr, **options: MAML("plain", 5, lr, **options), LARGE_STEPS),
     "niw-plain-rank": rank_row("plain", "plain, rank 8", RankMethod, 3, rank=8),
-    "niw-plain-full": rank_row("plain", "plain, full A", RankMethod, 3, curvature="full", prior_std=1.0),
     "niw-bayesian-ridge-rank": rank_row("bayesian-ridge", "Bayesian ridge, rank 8", RankMethod, 3, rank=8),
     "niw-anp-rank": rank_row("anp", "ANP, rank 8", RankProcess, 2, FAST, rank=8),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from l2l_niw.algorithms.latent_learner import State
 from l2l_niw.errors import LossError
 from l2l_niw.inference.last_layer import Lift
 from l2l_niw.inference.latent import Latent
+from l2l_niw.inference.latent_gradient import State
 from l2l_niw.inference.latent_posterior import Solution, free_energy, predictive, step
 from l2l_niw.inference.likelihood import Outputs, parts_of, rebuilt
 from l2l_niw.inference.meta_gradient import Tag

@@ -160,7 +160,7 @@ METHODS: Dict[str, Spec] = {
         baseline="maml",
     ),
     "niw-full": Spec(
-        "NIW, linear, full A", linear_head(niw_full), 0.001, steps=3, temperature=1.0, prior_std=30.0, baseline="maml"
+        "NIW, linear, full A", linear_head(niw_full), 0.001, steps=3, temperature=1.0, prior_std=10.0, baseline="maml"
     ),
     "niw-ncc": Spec("NIW, nearest centroid", niw_head(protonet_head), **HEAD, baseline="protonet"),
     "niw-ridge": Spec("NIW, ridge", niw_head(ridge_head), **HEAD, baseline="ridge"),
