@@ -52,6 +52,7 @@ LINEAR = (0.1, 0.4)  # inner learning rates of a linear head
 INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), LINEAR), "reptile": (0.05, 0.2)}
 WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
 FULL = "niw-full"  # which has settings of its own, though a baseline
+LEFT_OUT = {"omniglot-20-1": (FULL,)}  # not run yet
 FULL_WIDTHS = (10.0, 20.0)  # of its prior, a tenth of these each
 HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None and method != FULL]
 SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None or method == FULL]
@@ -165,9 +166,10 @@ def score_width(folder, width, data):
 def table(column, args):
     """Trains and tests every method with the settings that the searches have chosen, and packs the results."""
     config, folder = COLUMNS[column], args.results / column
-    settings = {method: settings_of(column, method, args.results) for method in args.methods}
+    methods = [method for method in args.methods if method not in LEFT_OUT.get(column, ())]
+    settings = {method: settings_of(column, method, args.results) for method in methods}
     done = packed_configs(folder, config)
-    compare(config, folder, args.methods, args.seeds, args.data, args.jobs, settings, done)
+    compare(config, folder, methods, args.seeds, args.data, args.jobs, settings, done)
     pack(folder)
 
 

@@ -44,7 +44,8 @@ def test_every_method_trains_and_is_scored(name, data, cache, tmp_path):
     start = method.module.state_dict()
     moved = {key for key, value in weights(tmp_path).items() if not torch.equal(value, start[key])}
     trained = {key for key, p in build(config).module.named_parameters() if p.requires_grad}
-    unused = {"log_variance", "raw_n0"} if name == "reptile" else set()  # Reptile is NIW without them
+    # Reptile is NIW without V_0 and n_0; a full posterior of classes has no noise, and here no KL
+    unused = {"reptile": ("log_variance", "raw_n0"), "niw-full": ("log_noise", "raw_n0")}.get(name, ())
     assert moved == {key for key in trained if not any(part in key for part in unused)}
     metrics = evaluate(tmp_path, data)
     assert 0 <= metrics["accuracy"] <= 1
