@@ -114,6 +114,10 @@ class LatentLearner(BaseLearner):
 
     def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
         """One forward, by a method of the model: notes its outputs, and widens them if it is a query's."""
+        if self._state.z is None:
+            raise ChainError(
+                "the last step failed, and with second_order='last_step' the one before lost its graph. Clone anew."
+            )
         if self._state.spent:
             self._replica.put(self._latent.weights(self._z))
             self._state.spent = False
@@ -167,7 +171,7 @@ class LatentLearner(BaseLearner):
         **Description**
 
         Takes one Gauss-Newton step in z on the loss and replaces the learner's weights. On an error the learner is left
-        as it was, but the loss is spent: compute it anew.
+        as it was, but the loss is spent: compute it anew. With second_order='last_step', clone anew.
 
         **Arguments**
 
@@ -189,6 +193,8 @@ class LatentLearner(BaseLearner):
         forwards = self._behind(loss, self.allow_unused if allow_unused is None else allow_unused)
         n = n or sum([forward.tag.n for forward in forwards]) or 1
         constant = self.first_order if first_order is None else first_order
+        if len(forwards) == len(self._forwards) and not self._state_is_used:
+            self._state.release()  # before the step's own graph is made
         solution = step(
             self._latent,
             self._z,
@@ -205,8 +211,6 @@ class LatentLearner(BaseLearner):
         niw.__dict__["_likelihood"] = solution.likelihood
         for forward in forwards:
             forward.tag.stepped_on = True
-        if len(forwards) == len(self._forwards) and not self._state_is_used:
-            self._state.release()
         inputs, given = tuple(f.inputs for f in forwards), [*self._progress.given]
         given += [t for f in forwards for t in f.given if not any(t is own for own in given)]
         before = self._state if options.second_order == "last_step" else None

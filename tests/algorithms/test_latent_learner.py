@@ -940,3 +940,15 @@ def test_the_evidence_of_a_head_is_stepped_on():
     assert learner(x, y, torch.randn(3, 1)).mean.shape == (3, 1)
     (gradient,) = torch.autograd.grad(learner(x, y).nll(y) * 6 + 0.5 * learner._z.square().sum(), learner._z)
     assert gradient.norm() < 0.1
+
+
+def test_a_step_that_fails_after_the_graph_was_let_go_says_so(monkeypatch):
+    niw, loss = make(second_order="last_step")
+    support = data("gaussian", N)
+    learner = adapted(niw, loss, support, steps=1)
+    value = loss(learner, *support)
+    monkeypatch.setattr("l2l_niw.algorithms.latent_learner.step", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner.adapt(value)
+    with pytest.raises(ChainError, match="Clone anew"):
+        loss(learner, *support)
