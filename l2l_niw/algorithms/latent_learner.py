@@ -194,7 +194,7 @@ class LatentLearner(BaseLearner):
         n = n or sum([forward.tag.n for forward in forwards]) or 1
         constant = self.first_order if first_order is None else first_order
         if len(forwards) == len(self._forwards) and not self._state_is_used:
-            self._state.release()  # before the step's own graph is made
+            self._release()  # before the step's own graph is made
         solution = step(
             self._latent,
             self._z,
@@ -216,6 +216,13 @@ class LatentLearner(BaseLearner):
         before = self._state if options.second_order == "last_step" else None
         self._set_state(Progress(solution, self._progress.steps + 1, inputs, tuple(given), before))
         niw.__dict__["_newest"] = solution.detached(), self._latent.detached()
+
+    def _release(self) -> None:
+        """Lets go of the last step's graph, if it is kept beside."""
+        self._state.release()
+        solution = self._progress.solution
+        if self._state.z is None and solution is not None:
+            self.__dict__.update(_progress=self._progress._replace(solution=solution.detached()), _solution=None)
 
     def _behind(self, loss: Tensor, allow_unused: bool) -> List[Forward]:
         """The forwards that the loss was computed from."""
