@@ -126,9 +126,9 @@ class LatentLearner(BaseLearner):
         widened = widened and (query or not self._is_support(args, kwargs))
         if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return self._predict(call) if widened else call()
-        outputs = call()
+        outputs = own = call()
         if widened:
-            outputs = predictive(outputs, self.niw._likelihood, self._solution.spread, self._z, 0, True)
+            outputs = predictive(own, self.niw._likelihood, self._solution.spread, self._z, 0, True)
         n = batch_size(outputs, (args, kwargs))
         if n is None:
             self.niw._warn(
@@ -137,7 +137,7 @@ class LatentLearner(BaseLearner):
         given = [a for a in arrays_in((args, kwargs)) if isinstance(a, Tensor) and a.requires_grad]
         tag = Tag(1 if n is None else n, outputs, [id(t) for t in (*self._replica.get(), *given)])
         self._state.tags.append(tag)
-        self._forwards.append(Forward(tag, Inputs(args, kwargs), given, outputs, widened))
+        self._forwards.append(Forward(tag, Inputs(args, kwargs), given, outputs, outputs is not own))
         return outputs
 
     def _predict(self, call: Callable) -> Any:

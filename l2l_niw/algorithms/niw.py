@@ -172,6 +172,12 @@ class NIW(NIWLearner):
         self.allow_unused = allow_nograd if allow_unused is None else allow_unused
         full = options.get("curvature") == "full"
         self.rank, latent = rank, full or rank > 0
+        if full and rank:
+            raise ArgumentError("rank and curvature='full' are two priors: give one of them.")
+        if directions != "joint" and not rank:
+            raise ArgumentError(f"directions={directions!r} needs a rank: give rank=8, or leave it out.")
+        if noise != 1.0 and not latent:
+            raise ArgumentError("noise goes with rank or curvature='full'. Give curvature=GGN('gaussian', noise=...).")
         options = {k: v for k, v in options.items() if k != "curvature" or not full}
         self.options = Options(latent, **options)
         parameters = dict(model.named_parameters())

@@ -824,6 +824,10 @@ class TestErrors:
             ({"rank": 2, "inference": "closed_form"}, "no option 'inference' with rank.* There are: add_kl_gradient"),
             ({"rank": 2, "burn_in": 1}, "no option 'burn_in' with rank"),
             ({"rank": 2, "curvature": "ggn"}, "no option 'curvature' with rank"),
+            ({"rank": 2, "curvature": "full"}, "two priors: give one"),
+            ({"directions": "adapters"}, "needs a rank"),
+            ({"curvature": "full", "directions": "by_layer"}, "needs a rank"),
+            ({"noise": 0.3}, "noise goes with rank"),
             ({"linearise": "none"}, "no option 'linearise'"),
             ({"rank": 2, "directions": "by_row"}, "directions must be one of"),
             ({"rank": -1}, "rank must be a whole number of at least 0"),
@@ -952,3 +956,11 @@ def test_a_step_that_fails_after_the_graph_was_let_go_says_so(monkeypatch):
         learner.adapt(value)
     with pytest.raises(ChainError, match="Clone anew"):
         loss(learner, *support)
+
+
+def test_means_can_be_stepped_on_with_other_inputs_each_time_without_a_warning(recwarn):
+    niw, loss = make("gaussian")
+    learner = niw.clone()
+    for _ in range(3):
+        learner.adapt(loss(learner, *data("gaussian", N)))
+    assert not [w for w in recwarn if "NIW" in str(w.message)]
