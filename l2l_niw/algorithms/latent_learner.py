@@ -5,9 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-from learn2learn.algorithms.base_learner import BaseLearner
-from torch import Tensor, nn
+from torch import Tensor
 
+from l2l_niw.algorithms.base import Learner
 from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.inference.laplace import Spread, expected_kl
 from l2l_niw.inference.latent import Latent
@@ -46,7 +46,7 @@ class Progress(NamedTuple):
 START = Progress()
 
 
-class LatentLearner(BaseLearner):
+class LatentLearner(Learner):
     """
     **Description**
 
@@ -72,20 +72,6 @@ class LatentLearner(BaseLearner):
         )
         self._set_state(progress)
 
-    def __getattr__(self, name: str) -> Any:
-        """As learn2learn's learners: the model's attribute. Its methods run as `forward` does."""
-        found = super().__getattr__(name)
-        if isinstance(found, (nn.Module, Tensor)):
-            self.__dict__["_state_is_used"] = True
-        module = self.__dict__["_modules"].get("module")
-        method = callable(found) and getattr(found, "__self__", None) is module is not None
-        return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        """As a module's: the weights at z, by name."""
-        self.__dict__["_state_is_used"] = True
-        return super().named_parameters(*args, **kwargs)
-
     def _set_state(self, progress: Progress) -> None:
         """Makes where the last step led the learner's weights."""
         niw, latent, solution = self.niw, self._latent, progress.solution
@@ -104,14 +90,6 @@ class LatentLearner(BaseLearner):
         own = {"_state": state, "_z": coordinates, "_solution": solution, "_progress": progress}
         self.__dict__.update(own, _forwards=[], _state_is_used=False)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs at the learner's weights; of a query, with the posterior's spread in them."""
-        return self._run("__call__", False, *args, **kwargs)
-
-    def query(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs of a forward that is declared to be the query's, whatever its inputs."""
-        return self._run("__call__", True, *args, **kwargs)
-
     def _run(self, method: str, query: bool, *args: Any, **kwargs: Any) -> Any:
         """One forward, by a method of the model: notes its outputs, and widens them if it is a query's."""
         if self._state.z is None:
@@ -123,7 +101,8 @@ class LatentLearner(BaseLearner):
             self._state.spent = False
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
         widened = self._progress.steps > 0 and self.niw.options.widens(self.niw._likelihood)
-        widened = widened and (query or not self._is_support(args, kwargs))
+        support = self._progress.inputs
+        widened = widened and (query or not self._are_among(support, args, kwargs, "linearise='none'"))
         if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return self._predict(call) if widened else call()
         outputs = own = call()
@@ -148,16 +127,6 @@ class LatentLearner(BaseLearner):
             outputs = run_with(lambda: self._replica, latent.weights(z), call)
             outputs = predictive(outputs, self.niw._likelihood, spread, z, 0, False)
         return without_graph(outputs)
-
-    def _is_support(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the last step was taken on these inputs."""
-        found = [inputs.same_as(args, kwargs) for inputs in self._progress.inputs]
-        if True not in found and None in found:
-            self.niw._warn(
-                "a forward's inputs cannot be compared with those of the last step, so it counts as a query. Say it by "
-                "learner.query(x), or choose linearise='none', where both are the same."
-            )
-        return True in found
 
     def adapt(
         self,

@@ -3,12 +3,12 @@
 import copy
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
+from l2l_niw.algorithms.base import Learner
 from l2l_niw.errors import ArgumentError, ChainError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference.chain import Chain, as_functions_of_prior, mean_of
@@ -26,7 +26,7 @@ from l2l_niw.utils._inputs import Inputs
 if TYPE_CHECKING:
     from l2l_niw.algorithms.niw import NIW
 
-HOOK = "l2l_niw"
+HOOK, LANGEVIN = "l2l_niw", "inference='langevin'"
 NOTHING = Replica(nn.Module(), [], copy=False)  # of weights that tasks share
 WHOLE = (
     "the last layer cannot be told from the body, since its gradient depends on the body's weights in other ways than "
@@ -49,7 +49,7 @@ class Forward(NamedTuple):
     outputs: Any = None
 
 
-class NIWLearner(BaseLearner):
+class NIWLearner(Learner):
     """
     **Description**
 
@@ -85,28 +85,6 @@ class NIWLearner(BaseLearner):
             _share=1.0,  # of the KL: less if the loss is divided by a number of episodes
         )
 
-    def __getattr__(self, name: str) -> Any:
-        """As learn2learn's learners: the model's attribute. Its methods run as `forward` does."""
-        found = super().__getattr__(name)
-        if isinstance(found, (nn.Module, Tensor)):  # what is computed from it comes back to this state
-            self.__dict__["_state_is_used"] = True
-        module = self.__dict__["_modules"].get("module")
-        method = callable(found) and getattr(found, "__self__", None) is module is not None
-        return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Tuple[str, nn.Parameter]]:
-        """As a module's: the chain's state, by name."""
-        self.__dict__["_state_is_used"] = True
-        return super().named_parameters(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs at the learner's weights or, for a query in closed form, at weights drawn from q_i."""
-        return self._run("__call__", False, *args, **kwargs)
-
-    def query(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs of a forward that is declared to be the query's, whatever its inputs."""
-        return self._run("__call__", True, *args, **kwargs)
-
     def _with_graph(self) -> Sequence[int]:
         """The weights whose steps keep their graph."""
         if self.first_order or self.niw.options.second_order == "none":
@@ -120,7 +98,7 @@ class NIWLearner(BaseLearner):
         niw, replica, weights = self.niw, self._replica, None
         call = partial(getattr(self._modules["module"], method), *args, **kwargs)
         closed_form, state = niw.options.inference == "closed_form", self._state
-        if closed_form and self._chain.steps and (query or not self._is_support(args, kwargs)):
+        if closed_form and self._chain.steps and (query or not self._are_among(self._support, args, kwargs, LANGEVIN)):
             state, weights = self._draw()
         own = replica.get()
         plain = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
@@ -178,16 +156,6 @@ class NIWLearner(BaseLearner):
         found = [first for name, inputs, first in self._first if name == method and inputs.same_as(args, kwargs)]
         before = sum([f.cuts is not None and any(f.cuts.first is own for own in found) for f in self._forwards])
         return found[min(before, len(found) - 1)] if found else []
-
-    def _is_support(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the last step was taken on these inputs."""
-        found = [inputs.same_as(args, kwargs) for inputs in self._support]
-        if True not in found and None in found:
-            self.niw._warn(
-                "a forward's inputs cannot be compared with those of the last step, so it counts as a query. Say it by "
-                "learner.query(x), or choose inference='langevin', where both are the same."
-            )
-        return True in found
 
     def adapt(
         self,
