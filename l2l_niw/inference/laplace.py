@@ -148,15 +148,20 @@ def jacobian(outputs: Tensor, z: Tensor, create_graph: bool) -> Tensor:
     * **z** (Tensor) - (..., coordinates).
     * **create_graph** (bool) - Whether the result has a graph.
     """
-    rows, columns = outputs.shape[-1], z.shape[-1]
-    options: Dict[str, Any] = {"is_grads_batched": True, "create_graph": create_graph}
-    if rows <= 2 * columns:
-        found = torch.autograd.grad(outputs, z, one_hots(outputs), retain_graph=True, **options)[0]
-        return found.movedim(0, -2)
-    ones = torch.zeros_like(outputs, requires_grad=True)
-    pulled = torch.autograd.grad(outputs, z, ones, create_graph=True)[0]
-    found = torch.autograd.grad(pulled, ones, one_hots(pulled), retain_graph=True, **options)[0]
-    return found.movedim(0, -1)
+    if outputs.shape[-1] <= 2 * z.shape[-1]:
+        return pulled_back(outputs, z, one_hots(outputs), create_graph).movedim(0, -2)
+    zeros = torch.zeros_like(outputs, requires_grad=True)
+    pulled = torch.autograd.grad(outputs, z, zeros, create_graph=True)[0]
+    return pulled_back(pulled, zeros, one_hots(pulled), create_graph).movedim(0, -1)
+
+
+def pulled_back(outputs: Tensor, inputs: Tensor, vectors: Tensor, create_graph: bool) -> Tensor:
+    """Vector-Jacobian products of several vectors, at once or, where an operation cannot be batched, in turn."""
+    options: Dict[str, Any] = {"retain_graph": True, "create_graph": create_graph}
+    try:
+        return torch.autograd.grad(outputs, inputs, vectors, is_grads_batched=True, **options)[0]
+    except RuntimeError:  # if it was not the batch's doing, this raises it again
+        return torch.stack([torch.autograd.grad(outputs, inputs, vector, **options)[0] for vector in vectors])
 
 
 def one_hots(like: Tensor) -> Tensor:

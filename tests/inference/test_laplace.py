@@ -4,6 +4,7 @@ import pytest
 import scipy.stats
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
+from torch.nn import functional as F
 
 from l2l_niw.inference.laplace import expected_kl, gauss_newton, jacobian, log_evidence, one_hots, spread
 from l2l_niw.inference.wishart import WISHARTS
@@ -148,3 +149,19 @@ def test_one_hots_are_unit_vectors():
     found = one_hots(torch.zeros(2, 3))
     assert found.shape == (3, 2, 3)
     assert torch.equal(found[:, 1], torch.eye(3))
+
+
+def test_a_jacobian_of_what_cannot_be_batched_is_computed_in_turn():
+    """The gradient of max-pooling in channels-last order has no batched gradient of its own."""
+    z = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(9, 3, 4, 4, dtype=torch.float64).clone(memory_format=torch.channels_last)
+
+    def outputs(z):
+        return F.max_pool2d(F.conv2d(x, z.view(1, 3, 1, 1)), 2).flatten(1).sum(1)
+
+    found, zeros = outputs(z), torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    pulled = torch.autograd.grad(found, z, zeros, create_graph=True)[0]
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(pulled, zeros, one_hots(pulled), is_grads_batched=True, retain_graph=True)
+    expected = torch.stack([torch.autograd.grad(f, z, retain_graph=True)[0] for f in found])
+    assert torch.allclose(jacobian(found, z, True), expected, atol=1e-12)
