@@ -1,11 +1,13 @@
 """What learners of one task have in common: the model's own attributes and methods, run at the task's weights."""
 
 from functools import partial
-from typing import Any, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
+from l2l_niw.errors import ArgumentError
+from l2l_niw.utils._checks import check_count
 from l2l_niw.utils._inputs import Inputs
 
 
@@ -52,3 +54,16 @@ class Learner(BaseLearner):
                 f"learner.query(x), or choose {remedy}, where both are the same."
             )
         return True in found
+
+    def _flags(self, *given: Optional[bool]) -> Dict[str, bool]:
+        """MAML's flags for a clone: those given, else the learner's own."""
+        names = "first_order", "allow_unused", "allow_nograd"
+        return {name: getattr(self, name) if flag is None else flag for name, flag in zip(names, given)}
+
+    def _query_examples(self, n: Optional[int]) -> int:
+        """The query's examples: as given, or those of the only forward since the last step."""
+        check_count(n)
+        if n is None and len(self._forwards) != 1:
+            number = "several" if self._forwards else "no"
+            raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
+        return self._forwards[0].tag.n if n is None else n

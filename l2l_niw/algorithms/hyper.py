@@ -1,15 +1,19 @@
 """What q(phi) has beside m_0, as trained parameters."""
 
 import math
-from typing import List, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
 from l2l_niw.errors import ArgumentError
+from l2l_niw.inference.chain import noise_variance
 from l2l_niw.inference.latent import DIRECTIONS, Latent
+from l2l_niw.utils._checks import check_number
 
 Named = Sequence[Tuple[str, nn.Parameter]]
+PRIOR_STD = {True: 0.1, False: 0.3}  # of the weights' scale: of each direction, or of the weights, at the start
 
 
 def wide(p: Tensor) -> torch.dtype:
@@ -148,3 +152,35 @@ def scale_of(name: str, p: Tensor, named: Named) -> float:
     weight = dict(named).get(f"{name.rpartition('.')[0]}.weight".lstrip("."), p)
     tensors = [p] if p.dim() > 1 else [p, weight]
     return max(t.float().square().mean().sqrt().item() for t in tensors) or 0.1
+
+
+def chain_hyper(
+    chosen: Named, prior_precision: Optional[float], prior_std: Optional[float], lr: float, options: Options
+) -> Hyperparameters:
+    """What a chain's q(phi) has beside m_0."""
+    if prior_std is not None:
+        raise ArgumentError("prior_std goes with rank or curvature='full'. Give prior_precision, P_0 at the start.")
+    if prior_precision is None:
+        prior_precision = 0.01 / noise_variance(lr, options.temperature, n=1) if options.temperature else 1.0
+    check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
+    return Hyperparameters([p for _, p in chosen], -math.log(prior_precision), options.wishart)
+
+
+def latent_hyper(
+    chosen: Named,
+    rank: int,
+    directions: str,
+    prior_std: Optional[float],
+    prior_precision: Optional[float],
+    noise: float,
+    wishart: str,
+) -> LatentHyperparameters:
+    """The same in the coordinates of Gauss-Newton steps."""
+    if prior_precision is not None:
+        raise ArgumentError(
+            "prior_precision is a chain's. With rank or curvature='full' give prior_std, relative to the weights'."
+        )
+    prior_std = PRIOR_STD[rank > 0] if prior_std is None else prior_std
+    check_number("prior_std", prior_std, 0, strict=True, high=LARGEST)
+    check_number("noise", noise, 0, strict=True, high=LARGEST)
+    return LatentHyperparameters(chosen, rank, directions, prior_std, noise, wishart)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from l2l_niw.algorithms.base import Learner
 from l2l_niw.errors import ArgumentError, ChainError, LossError
@@ -310,12 +310,7 @@ class LatentLearner(Learner):
                 "objective: with add_kl_gradient=True the free energy's gradient is added already; build NIW with "
                 "add_kl_gradient=False."
             )
-        check_count(n)
-        if n is None:
-            if len(self._forwards) != 1:
-                number = "several" if self._forwards else "no"
-                raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
-            n = self._forwards[0].tag.n
+        n = self._query_examples(n)
         return loss + options.kl_weight / n * free_energy(self._require_step("objective"), self._gap)
 
     def _require_step(self, call: str) -> Solution:
@@ -335,8 +330,7 @@ class LatentLearner(Learner):
     ) -> "LatentLearner":
         """A learner that continues this one's steps, on its own, with a graph to where they led."""
         self.__dict__["_state_is_used"] = True
-        given = {"first_order": first_order, "allow_unused": allow_unused, "allow_nograd": allow_nograd}
-        flags = {name: getattr(self, name) if flag is None else flag for name, flag in given.items()}
+        flags = self._flags(first_order, allow_unused, allow_nograd)
         replica = Replica(self._modules["module"], self._replica.get())
         return LatentLearner(self.niw, self._latent, replica, self._progress, **flags)
 
@@ -361,3 +355,24 @@ class LatentLearner(Learner):
         memo[id(self)] = twin
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
+
+
+@torch.no_grad()
+def latent_diagnostics(solution: Solution, latent: Latent, second_order: str) -> Dict[str, Any]:
+    """What `NIW.diagnostics` says where the posterior has its full covariance; means over episodes."""
+    pinned = 1.0 - solution.spread.trace() / latent.size
+    moved, prior = latent.offsets(solution.z), LatentWeights(nn.Module(), latent, latent.zeros())
+    layers = {
+        name: {"prior_std": variance.mean().sqrt().item(), "moved": offset.square().mean().sqrt().item()}
+        for (name, variance), offset in zip(prior.variance.items(), moved)
+    }
+    return {
+        "share": pinned.mean().item(),
+        "length": solution.z.norm(dim=-1).mean().item(),
+        "evidence": solution.evidence.mean().item(),
+        "likelihood": solution.likelihood,
+        "noise": latent.noise().item() if solution.likelihood == "gaussian" else None,
+        "n0": latent.n0.item(),
+        "second_order": second_order,
+        "layers": layers,
+    }

@@ -408,12 +408,7 @@ class NIWLearner(Learner):
             )
         if options.kl_weight == 0:
             return loss
-        check_count(n)
-        if n is None:
-            if len(self._forwards) != 1:
-                number = "several" if self._forwards else "no"
-                raise ArgumentError(f"objective: this learner had {number} forwards since its last step. Pass n.")
-            n = self._forwards[0].tag.n
+        n = self._query_examples(n)
         self._require_step("objective")
         return objective(loss, expected_kl(self._q(constant=False), self._prior), options.kl_weight, n)
 
@@ -438,9 +433,7 @@ class NIWLearner(Learner):
             self._restarted(weights, self._mean() if self._chain.moments else weights),
             self._prior,
             Replica(self.module, weights),
-            first_order=self.first_order if first_order is None else first_order,
-            allow_unused=self.allow_unused if allow_unused is None else allow_unused,
-            allow_nograd=self.allow_nograd if allow_nograd is None else allow_nograd,
+            **self._flags(first_order, allow_unused, allow_nograd),
         )
         twin.__dict__.update(lr=self.lr, _first=list(self._first), _support=list(self._support))
         return twin

@@ -1,6 +1,5 @@
 """The wrapper: a model whose weights are random variables, with learn2learn's API."""
 
-import math
 import sys
 import warnings
 from functools import partial
@@ -10,20 +9,20 @@ import torch
 from learn2learn.algorithms.base_learner import BaseLearner
 from torch import Tensor, nn
 
-from l2l_niw.algorithms.hyper import Hyperparameters, LatentHyperparameters, Named
-from l2l_niw.algorithms.latent_learner import START, LatentLearner
+from l2l_niw.algorithms.hyper import chain_hyper, latent_hyper
+from l2l_niw.algorithms.latent_learner import START, LatentLearner, latent_diagnostics
 from l2l_niw.algorithms.learner import WHOLE, NIWLearner
-from l2l_niw.algorithms.options import LARGEST, SMALLEST, Options
+from l2l_niw.algorithms.options import LARGEST, Options
 from l2l_niw.algorithms.selection import Selection, select
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, ModelError
 from l2l_niw.inference import chain as chains
 from l2l_niw.inference import prior as priors
-from l2l_niw.inference.chain import Chain, noise_variance
+from l2l_niw.inference.chain import Chain
 from l2l_niw.inference.closed_form import adapted_share
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, last_called, reaches_past
 from l2l_niw.inference.latent import Latent
-from l2l_niw.inference.latent_posterior import LatentWeights, Solution
+from l2l_niw.inference.latent_posterior import LatentWeights
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
@@ -31,7 +30,6 @@ from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._functional import Replica, batch_size, check_model, key_differences
 
 Random = Tuple[List[str], List[Tensor], List[Tuple[Tensor, ...]], List[int]]
-PRIOR_STD = {True: 0.1, False: 0.3}  # of the weights' scale: of each direction, or of the weights, at the start
 
 
 class NIW(NIWLearner):
@@ -194,7 +192,7 @@ class NIW(NIWLearner):
         check_number(f"n0, for wishart='{wishart}' and d = {d},", n0, low, strict=True, high=LARGEST)
         check_number("n0", n0 - low, 1e-6, high=LARGEST)
         self.hyper.raw_n0.data.fill_(to_raw(n0, wishart, d))
-        self._names = [name for name, _ in model.named_parameters()]
+        self._names = list(parameters)
         self._shapes = [p.shape for p in parameters.values()]
         self._last_layer: Optional[str] = None  # its name, once a forward has shown it; "" if there is none
         self._shown_by: Optional[str] = None  # the model's method whose call has shown it
@@ -274,9 +272,7 @@ class NIW(NIWLearner):
         **Returns** an `NIWLearner` or, with `rank` or curvature='full', a `LatentLearner`.
         """
         self.__dict__["_newest"] = None
-        random, given = self._random(), {"first_order": first_order, "allow_unused": allow_unused}
-        given["allow_nograd"] = allow_nograd
-        flags = {name: getattr(self, name) if flag is None else flag for name, flag in given.items()}
+        random, flags = self._random(), self._flags(first_order, allow_unused, allow_nograd)
         self._check_trained((random[1][0]._version, random[2][0][0]._version), random[2][0][0].grad)
         replica = Replica(self.module, random[1])
         if self.options.latent:
@@ -470,7 +466,7 @@ class NIW(NIWLearner):
         data. A chain whose precision is mostly clamped says nothing.
 
         With rank or curvature='full', means over the newest episodes: `share`, what their supports have pinned down of
-        the prior's spread, from 0 to 1; `length`, |z|, about the root of their number where the prior fits;
+        the prior's spread, from 0 to 1; `length`, |z|, about the root of its dimension where the prior fits;
         the supports' log `evidence`; and by parameter what tasks differ by and how far these went.
 
         **Returns** a dict of `clamped`, `n0`, `second_order` and `layers`: for each parameter name a dict of
@@ -539,59 +535,6 @@ class NIW(NIWLearner):
         found = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._trained = self._written()
         return found
-
-
-def chain_hyper(
-    chosen: Named, prior_precision: Optional[float], prior_std: Optional[float], lr: float, options: Options
-) -> Hyperparameters:
-    """What a chain's q(phi) has beside m_0."""
-    if prior_std is not None:
-        raise ArgumentError("prior_std goes with rank or curvature='full'. Give prior_precision, P_0 at the start.")
-    if prior_precision is None:
-        prior_precision = 0.01 / noise_variance(lr, options.temperature, n=1) if options.temperature else 1.0
-    check_number("prior_precision", prior_precision, SMALLEST, high=LARGEST)
-    return Hyperparameters([p for _, p in chosen], -math.log(prior_precision), options.wishart)
-
-
-def latent_hyper(
-    chosen: Named,
-    rank: int,
-    directions: str,
-    prior_std: Optional[float],
-    prior_precision: Optional[float],
-    noise: float,
-    wishart: str,
-) -> LatentHyperparameters:
-    """The same in the coordinates of Gauss-Newton steps."""
-    if prior_precision is not None:
-        raise ArgumentError(
-            "prior_precision is a chain's. With rank or curvature='full' give prior_std, relative to the weights'."
-        )
-    prior_std = PRIOR_STD[rank > 0] if prior_std is None else prior_std
-    check_number("prior_std", prior_std, 0, strict=True, high=LARGEST)
-    check_number("noise", noise, 0, strict=True, high=LARGEST)
-    return LatentHyperparameters(chosen, rank, directions, prior_std, noise, wishart)
-
-
-@torch.no_grad()
-def latent_diagnostics(solution: Solution, latent: Latent, second_order: str) -> Dict[str, Any]:
-    """What `NIW.diagnostics` says where the posterior has its full covariance; means over episodes."""
-    pinned = 1.0 - solution.spread.trace() / latent.size
-    moved, prior = latent.offsets(solution.z), LatentWeights(nn.Module(), latent, latent.zeros())
-    layers = {
-        name: {"prior_std": variance.mean().sqrt().item(), "moved": offset.square().mean().sqrt().item()}
-        for (name, variance), offset in zip(prior.variance.items(), moved)
-    }
-    return {
-        "share": pinned.mean().item(),
-        "length": solution.z.norm(dim=-1).mean().item(),
-        "evidence": solution.evidence.mean().item(),
-        "likelihood": solution.likelihood,
-        "noise": latent.noise().item() if solution.likelihood == "gaussian" else None,
-        "n0": latent.n0.item(),
-        "second_order": second_order,
-        "layers": layers,
-    }
 
 
 def average_over_ranks(model: nn.Module, hyper: nn.Module) -> None:
