@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from latent_cases import KINDS, SHAPES, data, make, mse, network
+from latent_cases import KINDS, SHAPES, Spare, data, make, mse, network
 from torch import nn
 from torch.nn import functional as F
 
@@ -277,14 +277,6 @@ def test_losses_that_cannot_be_used():
 
 
 def test_weights_that_the_loss_does_not_depend_on():
-    class Spare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.spare = nn.Linear(2, 1), nn.Linear(2, 1)
-
-        def forward(self, x):
-            return self.used(x)
-
     support, query = batch("gaussian", N), batch("gaussian", M)
     with pytest.raises(LossError, match="'spare.weight'"):
         BatchedEpisodes(NIW(Spare(), lr=0.1, rank=2), mse)(support, query)

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 import torch
-from latent_cases import KINDS, SHAPES, binary, data, make, mse, network
+from latent_cases import KINDS, SHAPES, Spare, binary, data, make, mse, network
 from torch import nn
 from torch.distributions import Categorical, MultivariateNormal, Normal
 from torch.nn import functional as F
@@ -655,14 +655,6 @@ class TestSelection:
             learner.adapt(mse(learner, *data("gaussian", N)), allow_nograd=False)
 
     def test_unused_weights(self):
-        class Spare(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.used, self.spare = nn.Linear(2, 1), nn.Linear(2, 1)
-
-            def forward(self, x):
-                return self.used(x)
-
         with pytest.raises(LossError, match="'spare.weight'"):
             adapted(NIW(Spare(), lr=0.1, rank=2), mse, data("gaussian", N), 1)
         niw = NIW(Spare(), lr=0.1, curvature="full", allow_unused=True)

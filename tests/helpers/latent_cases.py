@@ -75,3 +75,14 @@ def make(kind="gaussian", shape="rank 2", **options):
     build, loss = KINDS[kind]
     given = {"noise": 0.6, "n0": 3.0, "linearise": "all", **SHAPES[shape], **options}
     return NIW(build(), lr=0.1, **given), loss
+
+
+class Spare(nn.Module):
+    """A model with a layer that its outputs do not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.used(x)
