@@ -3,6 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Any, Iterator
 
+import torch
+
+from l2l_niw.data.sine_line import Tasks
 from l2l_niw.errors import ArgumentError
 from l2l_niw.utils._checks import check_number
 
@@ -45,3 +48,33 @@ class NumberedTasks(ABC):
                 yield self.sample()
         for i in range(self.num_tasks):
             yield self[i]
+
+
+class NumberedEpisodes(NumberedTasks):
+    """
+    **Description**
+
+    Numbered tasks of support and query, which `sample` and `batch` take one after the other.
+
+    **Arguments**
+
+    * **num_tasks** (int) - How many there are; -1 for no end.
+    """
+
+    def __init__(self, num_tasks: int):
+        super().__init__(num_tasks)
+        self.position = 0  # of `sample` and `batch`
+
+    @abstractmethod
+    def task(self, i: int) -> Tasks: ...
+
+    def sample(self) -> Tasks:
+        """The next task; after the last comes the first again."""
+        task = self[self.position]
+        self.position = (self.position + 1) % (2**62 if self.num_tasks < 0 else self.num_tasks)
+        return task
+
+    def batch(self, n: int) -> Tasks:
+        """The next n tasks, stacked: every tensor has a leading dimension n."""
+        check_number("n", n, 1, whole=True)
+        return Tasks(*(torch.stack(parts) for parts in zip(*(self.sample() for _ in range(n)))))

@@ -1,19 +1,20 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence, Union
+from typing import NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from l2l_niw.data._numbered import NumberedTasks
+from l2l_niw.data._numbered import NumberedEpisodes
 from l2l_niw.data.images import MODES, Images, load_images
 from l2l_niw.data.sine_line import Tasks
 from l2l_niw.errors import ArgumentError
 from l2l_niw.utils._checks import check_number, check_seed
 
 
-class ImageTaskset(NumberedTasks):
+class ImageTaskset(NumberedEpisodes):
     """
     **Description**
 
@@ -67,19 +68,11 @@ class ImageTaskset(NumberedTasks):
         self.images, self.ways, self.shots, self.queries = images, ways, shots, queries
         self.rotate, self.seed = rotate, seed
         self._starts, self._counts = (counts.cumsum(0) - counts).numpy(), counts.numpy()
-        self.position = 0  # of `sample` and `batch`
 
     def task(self, i: int) -> Tasks:
         """Task i: images (n, channels, height, width) and labels (n,), n = ways * shots; so too of the query."""
-        random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
-        size = self.shots + self.queries
-        classes = random.choice(len(self._counts), self.ways, replace=False)
-        which = [self._starts[c] + random.choice(self._counts[c], size, replace=False) for c in classes]
-        pixels = self.images.pixels[torch.from_numpy(np.stack(which))]  # (ways, shots + queries, ...)
-        if self.rotate:
-            turns = random.integers(4, size=self.ways)
-            pixels = torch.stack([torch.rot90(own, int(turn), (-2, -1)) for own, turn in zip(pixels, turns)])
-        pixels = pixels.float() / 255.0
+        random, classes = self._classes(i)
+        pixels = self._images(random, classes, self.shots + self.queries)
         labels = torch.arange(self.ways).to(pixels.device).unsqueeze(1)
         return Tasks(
             pixels[:, : self.shots].flatten(0, 1),
@@ -88,16 +81,41 @@ class ImageTaskset(NumberedTasks):
             labels.repeat(1, self.queries).flatten(),
         )
 
-    def sample(self) -> Tasks:
-        """The next task; after the last comes the first again."""
-        task = self[self.position]
-        self.position = (self.position + 1) % (2**62 if self.num_tasks < 0 else self.num_tasks)
-        return task
+    def with_shape(
+        self, ways: Optional[int] = None, shots: Optional[int] = None, queries: Optional[int] = None
+    ) -> "ImageTaskset":
+        """
+        **Description**
 
-    def batch(self, n: int) -> Tasks:
-        """The next n tasks, stacked: every tensor has a leading dimension n."""
-        check_number("n", n, 1, whole=True)
-        return Tasks(*(torch.stack(parts) for parts in zip(*(self.sample() for _ in range(n)))))
+        The same images, number of tasks, rotations and seed, with other ways, shots or queries. Task i has the classes
+        of this taskset's task i if the ways are the same, and its images too if shots + queries is.
+
+        **Arguments**
+
+        * **ways, shots, queries** (int, *optional*, default=None) - As of the taskset; its own by default.
+
+        **Example**
+
+        ~~~python
+        more_ways = tasksets.test.with_shape(ways=10)
+        ~~~
+        """
+        shape = _own(ways, self.ways), _own(shots, self.shots), _own(queries, self.queries)
+        return ImageTaskset(self.images, *shape, self.num_tasks, self.rotate, self.seed)
+
+    def _classes(self, i: int) -> Tuple[np.random.Generator, np.ndarray]:
+        """Task i's classes, and the generator that goes on to draw its images."""
+        random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
+        return random, random.choice(len(self._counts), self.ways, replace=False)
+
+    def _images(self, random: np.random.Generator, classes: np.ndarray, each: int) -> Tensor:
+        """Images of classes, between 0 and 1, (classes, each, channels, height, width)."""
+        which = [self._starts[c] + random.choice(self._counts[c], each, replace=False) for c in classes]
+        pixels = self.images.pixels[torch.from_numpy(np.stack(which))]
+        if self.rotate:
+            turns = random.integers(4, size=len(classes))
+            pixels = torch.stack([torch.rot90(own, int(turn), (-2, -1)) for own, turn in zip(pixels, turns)])
+        return pixels.float() / 255.0
 
 
 class Tasksets(NamedTuple):
@@ -106,6 +124,10 @@ class Tasksets(NamedTuple):
     train: ImageTaskset
     validation: ImageTaskset
     test: ImageTaskset
+
+
+def _own(number: Optional[int], other: int) -> int:
+    return other if number is None else number
 
 
 def get_tasksets(
@@ -169,11 +191,8 @@ def get_tasksets(
         except ArgumentError as error:
             raise ArgumentError(f"{name} ({split}): {error}") from error
 
-    def own(number: Optional[int], other: int) -> int:
-        return other if number is None else number
-
-    train = own(train_ways, ways), own(train_shots, shots), own(train_queries, queries)
-    validation = own(validation_ways, ways), own(validation_shots, shots), own(validation_queries, queries)
+    train = _own(train_ways, ways), _own(train_shots, shots), _own(train_queries, queries)
+    validation = _own(validation_ways, ways), _own(validation_shots, shots), _own(validation_queries, queries)
     return Tasksets(
         taskset("train", *train, num_tasks, seed),
         taskset("validation", *validation, test_tasks, 0),
