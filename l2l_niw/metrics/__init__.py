@@ -3,16 +3,22 @@
 from l2l_niw.metrics.bootstrap import Interval, bootstrap
 from l2l_niw.metrics.open_set import auroc, entropy, fpr_at_95, max_probability, mutual_information
 from l2l_niw.metrics.regression import quantile, r_ece, reliability
+from l2l_niw.metrics.selective import RiskCoverage, aurc, excess_aurc, plot_risk_coverage, risk_coverage
 
 __all__ = [
     "Interval",
+    "RiskCoverage",
+    "aurc",
     "auroc",
     "bootstrap",
     "entropy",
+    "excess_aurc",
     "fpr_at_95",
     "max_probability",
     "mutual_information",
+    "plot_risk_coverage",
     "quantile",
     "r_ece",
     "reliability",
+    "risk_coverage",
 ]
