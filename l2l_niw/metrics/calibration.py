@@ -16,22 +16,34 @@ if TYPE_CHECKING:
 BINS = 20
 
 
-def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
-    """Raises an `ArgumentError` unless these are class probabilities, (n, ways), and labels, (n,)."""
-    if probabilities.dim() != 2 or y.shape != probabilities.shape[:1] or not len(y):
+def check_predictive(probabilities: Tensor) -> None:
+    """Raises an `ArgumentError` unless these are class probabilities, (n, ways)."""
+    if probabilities.dim() != 2 or not len(probabilities):
         raise ArgumentError(
-            f"probabilities must be (n, ways) and y (n,), with one example at least; got {tuple(probabilities.shape)} "
-            f"and {tuple(y.shape)}. Flatten the episodes first."
+            f"probabilities must be (n, ways), with one example at least; got {tuple(probabilities.shape)}. "
+            "Flatten the episodes first."
         )
     if probabilities.shape[1] < 2:
         raise ArgumentError(f"probabilities must be of two ways at least; got {tuple(probabilities.shape)}.")
-    if not (y.dtype == torch.long and ((y >= 0) & (y < probabilities.shape[1])).all()):
-        raise ArgumentError(f"y must be labels from 0 to {probabilities.shape[1] - 1}, in torch.long.")
     if not probabilities.isfinite().all():
         raise ArgumentError("probabilities are not all finite: the network has diverged. Lower its learning rates.")
     sums = probabilities.sum(-1)
     if not ((probabilities >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
         raise ArgumentError("probabilities must not be negative and must sum to 1: give outputs.softmax(-1).")
+
+
+def check_labels(y: Tensor, n: int, ways: int) -> None:
+    """Raises an `ArgumentError` unless these are n labels of so many ways."""
+    if y.shape != (n,):
+        raise ArgumentError(f"y must be ({n},), one label per example; got {tuple(y.shape)}. Flatten episodes first.")
+    if not (y.dtype == torch.long and ((y >= 0) & (y < ways)).all()):
+        raise ArgumentError(f"y must be labels from 0 to {ways - 1}, in torch.long.")
+
+
+def check_probabilities(probabilities: Tensor, y: Tensor) -> None:
+    """Raises an `ArgumentError` unless these are class probabilities, (n, ways), and labels, (n,)."""
+    check_predictive(probabilities)
+    check_labels(y, *probabilities.shape)
 
 
 def below_one(probabilities: Tensor) -> Tensor:
