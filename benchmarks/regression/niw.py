@@ -1,7 +1,7 @@
 """NIW: a posterior over a network's weights, task by task."""
 
 import torch
-from regression.base import SPREAD, NeuralProcess, Plain, query_loss, support_loss
+from regression.base import SPREAD, NeuralProcess, Plain, network, query_loss, support_loss
 
 from l2l_niw import NIW, BatchedEpisodes
 from l2l_niw.inference.curvature import GGN
@@ -166,3 +166,52 @@ class NIWProcess(NeuralProcess):
     def predict(self, tasks):
         told_query, told = self.tell(tasks)
         return self.episodes.posterior((told, tasks.y)).predict(told_query, samples=self.samples, vectorize=True)
+
+
+class MixtureMethod(Plain):
+    """
+    **Description**
+
+    A mixture of NIWs, each around a network of its own: all components infer every task, and those train on it that
+    explain its data. Predictions are weighed by the support's free energies.
+
+    **Arguments**
+
+    * **head** (str) - The networks'.
+    * **components** (int) - How many.
+    * **steps** (int, *optional*, default=3) - Inner steps: Gauss-Newton's with `rank`, else a chain's.
+    * **samples** (int, *optional*, default=1) - Posterior samples of each component, without `rank`.
+    * **responsibilities** (str, *optional*, default='evidence') - As in `BatchedEpisodes`.
+    * **options** - Of `NIW`.
+    """
+
+    def __init__(self, head, components, steps=3, lr=1.0, samples=1, responsibilities="evidence", rank=0, **options):
+        models = [network(head) for _ in range(components)]
+        if rank:
+            self.niw = NIW(models, lr, random=lambda name, p: "noise" not in name, rank=rank, **options)
+        else:
+            self.niw = wrap(models, steps, lr, **options)
+        self.samples, self.rank = samples, rank
+        loss = support_nll if rank else support_loss(head)
+        self.episodes = BatchedEpisodes(self.niw, loss, query_loss, steps, responsibilities)
+
+    def groups(self, lr):
+        if self.rank:
+            return [{"params": list(self.niw.parameters()), "lr": lr}]
+        spreads = [p for part in self.niw.components for p in part.hyper.parameters()]
+        return [
+            {"params": [*self.niw.module.parameters(), self.niw.log_weights], "lr": lr},
+            {"params": spreads, "lr": SPREAD * lr},
+        ]
+
+    def backward(self, tasks):
+        loss = self.episodes(tasks.support, tuple(tasks))
+        loss.backward()
+        return loss.item()
+
+    def predict(self, tasks):
+        with torch.no_grad():
+            posterior = self.episodes.posterior(tasks.support)
+            if self.rank:
+                return posterior.linearised(tasks.x, tasks.y, tasks.x_query)
+            return posterior.predict(tasks.x, tasks.y, tasks.x_query, samples=self.samples, vectorize=True)

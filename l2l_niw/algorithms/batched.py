@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from l2l_niw.algorithms.latent_episodes import LatentEpisodes
+from l2l_niw.algorithms.latent_episodes import LatentEpisodes, energies_of
+from l2l_niw.algorithms.mixture import NIWMixture
 from l2l_niw.algorithms.niw import NIW
 from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.inference import chain as chains
@@ -17,9 +18,10 @@ from l2l_niw.inference.chain import Chain, as_functions_of_prior, mean_of
 from l2l_niw.inference.elbo import minimise_elbo
 from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
-from l2l_niw.inference.latent_posterior import LatentWeights
+from l2l_niw.inference.latent_posterior import LatentWeights, posterior_of
 from l2l_niw.inference.meta_gradient import State, Tag
-from l2l_niw.inference.objective import expected_kl, objective
+from l2l_niw.inference.mixture import Energies, MixtureWeights, log_responsibilities, mixture_objective
+from l2l_niw.inference.objective import expected_kl
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.utils._checks import check_finite, check_number, check_used
@@ -61,6 +63,9 @@ class BatchedEpisodes:
     * **loss** (callable) - `loss(network, *support)`: the mean loss of one episode, whose network is `network(x)`.
     * **query_loss** (callable, *optional*, default=None) - `query_loss(network, *query)`. Defaults to `loss`.
     * **steps** (int, *optional*, default=5) - Inner steps.
+    * **responsibilities** (str, *optional*, default='evidence') - Of a mixture, what each component has of a task in
+        training: 'evidence', as much as it explains support and query, so that components specialise, for tasks of
+        several kinds; 'uniform', an equal share, which makes an ensemble, for tasks of one kind.
 
     **Example**
 
@@ -73,21 +78,46 @@ class BatchedEpisodes:
     ~~~
     """
 
-    def __init__(self, niw: NIW, loss: Loss, query_loss: Optional[Loss] = None, steps: int = 5):
+    def __init__(
+        self,
+        niw: NIW,
+        loss: Loss,
+        query_loss: Optional[Loss] = None,
+        steps: int = 5,
+        responsibilities: str = "evidence",
+    ):
         check_number("steps", steps, 1, whole=True)
+        if responsibilities not in ("evidence", "uniform"):
+            raise ArgumentError(f"responsibilities must be 'evidence' or 'uniform', got {responsibilities!r}.")
         self.niw, self.loss, self.query_loss, self.steps = niw, loss, query_loss or loss, steps
+        self.responsibilities = responsibilities
+        self._parts: List[BatchedEpisodes] = []  # of a mixture's components
+        if isinstance(niw, NIWMixture):
+            self._parts = [BatchedEpisodes(part, loss, query_loss, steps) for part in niw.components]
+            return
         self._latent = LatentEpisodes(niw, loss, self.query_loss, steps)  # with rank or curvature='full'
         self._looped = False  # whether the model could not be vmapped, and could run in a loop
 
     def __call__(self, support: Data, query: Data) -> Tensor:
         """The mean query loss of the episodes, a scalar; every tensor has a leading dimension of B episodes."""
         count_episodes(support=support, query=query)
+        if self._parts:
+            return self._mixture_loss(support, query)
         vectorized = self._latent.mean_loss if self.niw.options.latent else self._mean_loss
         return self._vectorized_or(vectorized, self._looped_loss, support, query)
 
+    def _mixture_loss(self, support: Data, query: Data) -> Tensor:
+        niw = self.niw
+        parts = [p._vectorized_or(p._energies, p._looped_energies, support, query) for p in self._parts]
+        found = mixture_objective(niw.log_weights, parts, self.responsibilities == "uniform")
+        niw._note(found.log_responsibilities)
+        niw._give_gradients()
+        rest = found.rest - found.rest.detach() if niw.options.add_kl_gradient else found.rest
+        return (found.loss + rest).mean()
+
     def posterior(
         self, support: Data, elbo_steps: Optional[int] = None, lr: Optional[float] = None, samples: int = 1
-    ) -> GaussianWeights:
+    ) -> Any:
         """
         **Description**
 
@@ -101,9 +131,11 @@ class BatchedEpisodes:
         * **lr** (float, *optional*, default=None) - Step size on the ELBO. Defaults to the wrapper's.
         * **samples** (int, *optional*, default=1) - Networks drawn per step on the ELBO.
 
-        **Returns** a `GaussianWeights` of B tasks: means and variances are (B, ...).
+        **Returns** a `GaussianWeights` of B tasks: means and variances are (B, ...). Of a mixture, a `MixtureWeights`.
         """
         count_episodes(support=support)
+        if self._parts:
+            return self._mixture_posterior(support, elbo_steps, lr, samples)
         lr = self.niw.lr if lr is None else lr
         if elbo_steps is not None:
             check_number("elbo_steps", elbo_steps, 0, whole=True)
@@ -116,6 +148,34 @@ class BatchedEpisodes:
         vectorize = False if self._looped else None
         return GaussianWeights(self.niw.module, self.niw._prior().names, mean, variance, vectorize)
 
+    def _mixture_posterior(self, support: Data, *settings: Any) -> MixtureWeights:
+        parts, energies = [part.posterior(support, *settings) for part in self._parts], []
+        for own, post in zip(self._parts, parts):
+            if post.free_energy is None:
+                given = own._free_energies, own._looped_free_energies, post.detached(), support
+                post.free_energy = own._vectorized_or(*given)
+            energies.append(post.free_energy)
+        shares = log_responsibilities(self.niw.log_weights.log_softmax(0), torch.stack(energies, -1))
+        self.niw._note(shares)
+        return MixtureWeights(parts, shares)
+
+    def _free_energies(self, post: GaussianWeights, support: Data) -> Tensor:
+        """Every support's, in nats, without a graph: its summed loss at its posterior's mean, plus kl_weight * KL."""
+        prior, mean = self._prior(), [m.requires_grad_() for m in post.mean.values()]
+        result, _ = self._run(self.loss, mean, support)
+        with torch.no_grad():
+            kl = self.niw._weighted_kl(post, prior)
+        return result.n * result.losses.detach() + kl
+
+    def _looped_free_energies(self, post: GaussianWeights, support: Data) -> Tensor:
+        found = []
+        for i in range(len(support[0])):
+            mean, variance = ([t[i] for t in part.values()] for part in (post.mean, post.variance))
+            own = GaussianWeights(self.niw.module, list(post.mean), mean, variance)
+            data = [t[i] for t in support]
+            found.append(self.niw._free_energy(own, lambda network, data=data: self.loss(network, *data), None))
+        return torch.stack(found)
+
     def _latent_posterior(self, support: Data, steps: Optional[int]) -> LatentWeights:
         """Posteriors with their full covariance, after the steps of training or, from the mode, after some others."""
         latent = self.niw._latent()
@@ -125,7 +185,7 @@ class BatchedEpisodes:
         if steps == 0:
             return LatentWeights(self.niw.module, latent, latent.zeros().expand(len(support[0]), -1))
         solution = self._latent.solve(latent, support, steps or self.steps, graph)
-        return LatentWeights(self.niw.module, latent, solution.z, solution.spread, solution.likelihood)
+        return posterior_of(self.niw.module, latent, solution, self.niw.options.temperature)
 
     def _looped_latent(self, support: Data, steps: Optional[int]) -> LatentWeights:
         found = []
@@ -160,24 +220,43 @@ class BatchedEpisodes:
         return self.niw._prior()
 
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
-        niw, options, prior, size = self.niw, self.niw.options, self._prior(), len(support[0])
+        options, size = self.niw.options, len(support[0])
+        if options.kl_weight and not options.add_kl_gradient:
+            found = self._energies(support, query)
+            return (found.unit * (found.query + found.kl)).mean()
+        state, weights, _, _ = self._queried(support, options.kl_weight / size)
+        result, _ = self._run(self.query_loss, weights, query)
+        check_finite(result.losses.detach(), "the query loss")
+        state.tags.append(Tag(result.n, result.losses))
+        return result.losses.mean()
+
+    def _queried(self, support: Data, kl_weight: float) -> Tuple[State, List[Tensor], Chain, Prior]:
+        """The weights that queries run at after their chains; a backward adds the KL's gradient by its weight."""
+        niw, options, prior = self.niw, self.niw.options, self._prior()
         curvature, settings = options.curvature, options.settings(niw.lr)
         chain = self._run_chains(prior, support)
         drawn = options.inference == "closed_form"
-        automatic = options.add_kl_gradient or options.kl_weight == 0
-        weight = options.kl_weight / size if automatic else 0.0
-        state = State(mean_of(chain) if drawn else chain[:3], chain, prior, curvature, settings, weight)
+        state = State(mean_of(chain) if drawn else chain[:3], chain, prior, curvature, settings, kl_weight)
         weights = state.weights()
         if drawn:
             weights = draw_network(chain, weights, prior, curvature, settings)
+        return state, weights, chain, prior
+
+    def _energies(self, support: Data, query: Data) -> Energies:
+        """What every episode costs, in nats, with a graph to L_0."""
+        niw, options = self.niw, self.niw.options
+        if options.latent:
+            return self._latent.energies(support, query)
+        _, weights, chain, prior = self._queried(support, 0.0)
         result, _ = self._run(self.query_loss, weights, query)
         check_finite(result.losses.detach(), "the query loss")
-        if automatic:
-            state.tags.append(Tag(result.n, result.losses))
-            return result.losses.mean()
-        mean = as_functions_of_prior(*mean_of(chain), prior.log_variance)
-        kl = expected_kl(posterior(chain, prior, curvature, settings, mean), prior)
-        return objective(result.losses.mean(), kl / size, options.kl_weight, result.n)
+        seen, _ = self._run(self.loss, weights, support)
+        kl = torch.zeros_like(result.losses)
+        if options.kl_weight:
+            mean = as_functions_of_prior(*mean_of(chain), prior.log_variance)
+            q = posterior(chain, prior, options.curvature, options.settings(niw.lr), mean)
+            kl = options.kl_weight * expected_kl(q, prior)
+        return chain_energies(seen.n * seen.losses, result.losses, result.n, kl)
 
     def _run_chains(self, prior: Prior, support: Data) -> Chain:
         """B chains after their steps."""
@@ -326,18 +405,39 @@ class BatchedEpisodes:
         options, total, size = self.niw.options, [], len(support[0])
         for i in range(size):
             with torch.enable_grad():
-                learner = self._looped_chain([t[i] for t in support])
-                learner.__dict__["_share"] = 1.0 / size  # of the mean over episodes
-                learner._set_state(learner._progress if options.latent else learner._chain)
-                loss = self.query_loss(learner.query, *(t[i] for t in query))
-                check_finite(loss.detach(), "the query loss")
-                if options.latent and not options.add_kl_gradient:
+                learner, loss = self._looped_query([t[i] for t in support], [t[i] for t in query], 1.0 / size)
+                if not options.add_kl_gradient:
                     loss = learner.objective(loss, sum(f.tag.n for f in learner._forwards))
-                elif options.kl_weight and not options.add_kl_gradient:
-                    kl = expected_kl(learner._q(constant=False), learner._prior)
-                    loss = objective(loss, kl, options.kl_weight, sum(f.tag.n for f in learner._forwards))
                 total.append(loss / size)
         return torch.stack(total).sum()
+
+    def _looped_query(self, support: Data, query: Data, share: float) -> Tuple[Any, Tensor]:
+        """A learner after its steps, and its query loss, whose backward adds this share of the KL's gradient."""
+        learner = self._looped_chain(support)
+        learner.__dict__["_share"] = share
+        learner._set_state(learner._progress if self.niw.options.latent else learner._chain)
+        loss = self.query_loss(learner.query, *query)
+        check_finite(loss.detach(), "the query loss")
+        return learner, loss
+
+    def _looped_energies(self, support: Data, query: Data) -> Energies:
+        """What every episode costs, one after another."""
+        options, found = self.niw.options, []
+        for i in range(len(support[0])):
+            with torch.enable_grad():
+                data = [t[i] for t in support]
+                learner, loss = self._looped_query(data, [t[i] for t in query], 0.0)
+                n = sum(f.tag.n for f in learner._forwards)
+                if options.latent:
+                    found.append(energies_of(learner._solution, learner._latent, loss, n, options))
+                    continue
+                kl = torch.zeros_like(loss)
+                if options.kl_weight:
+                    kl = options.kl_weight * expected_kl(learner._q(constant=False), learner._prior)
+                seen = self.loss(learner, *data)
+                count = sum(f.tag.n for f in learner._forwards) - n
+                found.append(chain_energies(count * seen, loss, n, kl))
+        return Energies(*map(torch.stack, list(zip(*found))[:5]), found[0].evidence_weight)  # type: ignore[arg-type, call-arg]
 
     def _looped_chain(self, support: Data) -> Any:
         learner = self.niw.clone()
@@ -357,6 +457,12 @@ class BatchedEpisodes:
                 found.append(self.niw.clone().posterior(nll, elbo_steps, lr, samples))
         columns = [[list(getattr(post, part).values()) for post in found] for part in ("mean", "variance")]
         return tuple([torch.stack(own) for own in zip(*column)] for column in columns)
+
+
+def chain_energies(support: Tensor, losses: Tensor, n: int, kl: Tensor) -> Energies:
+    """What episodes cost, from their supports' summed losses, their queries' mean ones over n, and the KL's part."""
+    zero = torch.zeros_like(losses)
+    return Energies(support + kl, n * losses, kl, zero, zero + 1.0 / n, 0.0)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from l2l_niw.algorithms.options import Options
 from l2l_niw.errors import LossError
 from l2l_niw.inference.last_layer import Lift
 from l2l_niw.inference.latent import Latent
@@ -13,6 +14,7 @@ from l2l_niw.inference.latent_gradient import State
 from l2l_niw.inference.latent_posterior import Solution, free_energy, predictive, step
 from l2l_niw.inference.likelihood import Outputs, parts_of, rebuilt
 from l2l_niw.inference.meta_gradient import Tag
+from l2l_niw.inference.mixture import Energies
 from l2l_niw.utils._checks import check_finite, check_used
 from l2l_niw.utils._functional import Replica, batch_size
 
@@ -58,6 +60,15 @@ class LatentEpisodes:
             state.tags.append(Tag(result.n, result.losses))
         loss = result.losses.mean()
         return loss if automatic or energy is None else loss + energy / result.n
+
+    def energies(self, support: "Data", query: "Data") -> Energies:
+        """What every episode costs, in nats, with a graph to L_0."""
+        niw, options, latent = self.niw, self.niw.options, self.niw._latent()
+        solution = self.solve(latent, support, self.steps, not niw.first_order and options.second_order != "none")
+        leaves = [t for t in latent.leaves() if t.requires_grad]
+        result = self._run(self.query_loss, latent, State(solution.z, None, leaves).coordinates()[0], query, solution)
+        check_finite(result.losses.detach(), "the query loss")
+        return energies_of(solution, latent, result.losses, result.n, options)
 
     def solve(self, latent: Latent, support: "Data", steps: int, create_graph: bool) -> Solution:
         """The posteriors after some steps."""
@@ -118,6 +129,14 @@ class LatentEpisodes:
         if None in counts:
             niw._warn("a forward has no batch dimension, so it counts as one example.")
         return Result(losses, sum([1 if n is None else n for n in counts]) or 1, seen)
+
+
+def energies_of(solution: Solution, latent: Latent, losses: Tensor, n: int, options: Options) -> Energies:
+    """What episodes cost whose supports have been solved, and whose queries, of n examples each, have these losses."""
+    temperature, unit = options.temperature, solution.unit / n
+    support = temperature * (latent.gap() - solution.evidence)
+    constant = n * solution.constant
+    return Energies(support, losses / unit, torch.zeros_like(support), constant, unit, options.kl_weight / temperature)
 
 
 def lift(tensor: Tensor, size: int) -> Tuple[Tensor, Tensor]:

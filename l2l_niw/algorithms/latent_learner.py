@@ -12,7 +12,7 @@ from l2l_niw.errors import ArgumentError, ChainError, LossError
 from l2l_niw.inference.laplace import Spread, expected_kl
 from l2l_niw.inference.latent import Latent
 from l2l_niw.inference.latent_gradient import State
-from l2l_niw.inference.latent_posterior import LatentWeights, Solution, free_energy, predictive, step
+from l2l_niw.inference.latent_posterior import LatentWeights, Solution, free_energy, posterior_of, predictive, step
 from l2l_niw.inference.likelihood import Outputs, parts_of, without_graph
 from l2l_niw.inference.meta_gradient import Tag
 from l2l_niw.utils._checks import check_count, check_finite, check_loss, check_number, check_used
@@ -248,7 +248,7 @@ class LatentLearner(Learner):
         if nll is not None:
             return self._test_posterior(nll, steps, n)
         solution = self._require_step("posterior")
-        return LatentWeights(self.module, self._latent, solution.z, solution.spread, solution.likelihood)
+        return posterior_of(self.module, self._latent, solution, self.niw.options.temperature)
 
     def _test_posterior(self, nll: Callable, steps: int, n: Optional[int]) -> LatentWeights:
         check_number("steps", steps, 0, whole=True)
@@ -275,7 +275,7 @@ class LatentLearner(Learner):
                 count = n or sum([size for _, size in seen])
                 settings = likelihood, options.temperature, options.radius
                 solution = step(latent, z, loss.reshape(()), outputs, count, *settings, create_graph=False)
-            post = LatentWeights(self.module, latent, solution.z, solution.spread, solution.likelihood)
+            post = posterior_of(self.module, latent, solution, options.temperature)
         return post
 
     def kl(self) -> Tensor:

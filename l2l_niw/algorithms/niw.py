@@ -23,12 +23,14 @@ from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, last_called, reaches_past
 from l2l_niw.inference.latent import Latent
 from l2l_niw.inference.latent_posterior import LatentWeights
+from l2l_niw.inference.objective import expected_kl
 from l2l_niw.inference.posterior import chain_precision, samples_posterior
 from l2l_niw.inference.prior import Prior
 from l2l_niw.inference.wishart import initial_degrees, lower_bound, to_raw
 from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._functional import Replica, batch_size, check_model, key_differences
 
+SEVERAL = (list, tuple, nn.ModuleList)  # models of a mixture's components
 Random = Tuple[List[str], List[Tensor], List[Tuple[Tensor, ...]], List[int]]
 
 
@@ -70,6 +72,11 @@ class NIW(NIWLearner):
     * **directions** (str, *optional*, default='joint') - 'joint': a task has `rank` coordinates, for all layers.
         'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a
         matrix that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
+    * **components** (int, *optional*, default=1) - Of a mixture of NIWs, each with a model of its own, `NIWMixture`.
+        The first is the model, the others are copies of it with perturbed weights. Give a list of models instead, of
+        the same architecture, for components that start elsewhere.
+    * **perturbation** (float, *optional*, default=0.1) - Standard deviation by which weights of further components
+        differ from the model's at the start, relative to the weight's root mean square.
     * **prior_std** (float, *optional*, default=None) - With rank, the standard deviation of each direction's entries at
         the start, relative to the weight's root mean square: by default 0.1. With curvature='full' the weights' own,
         0.3.
@@ -143,6 +150,14 @@ class NIW(NIWLearner):
     ~~~
     """
 
+    def __new__(cls, model: Any = None, *args: Any, components: int = 1, **options: Any) -> "NIW":
+        """A `NIWMixture`, where there are several components."""
+        if cls is NIW and (components != 1 or isinstance(model, SEVERAL) and len(model) != 1):
+            from l2l_niw.algorithms.mixture import NIWMixture
+
+            return super().__new__(NIWMixture)
+        return super().__new__(cls)
+
     def __init__(
         self,
         model: nn.Module,
@@ -151,6 +166,8 @@ class NIW(NIWLearner):
         allow_unused: Optional[bool] = None,
         allow_nograd: bool = False,
         *,
+        components: int = 1,
+        perturbation: float = 0.1,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
         random: Selection = "all",
@@ -160,6 +177,7 @@ class NIW(NIWLearner):
         noise: float = 1.0,
         **options: Any,
     ):
+        model = model[0] if isinstance(model, SEVERAL) else model
         check_model(model)
         check_number("lr", lr, 0, strict=True)
         check_number("rank", rank, 0, whole=True)
@@ -295,6 +313,65 @@ class NIW(NIWLearner):
             return LatentWeights(self.module, latent, latent.zeros(), None, self._likelihood)
         prior = self._prior()
         return GaussianWeights(self.module, prior.names, *prior.mode())
+
+    def posterior(
+        self,
+        nll: Optional[Callable] = None,
+        steps: int = 5,
+        lr: Optional[float] = None,
+        samples: int = 1,
+        n: Optional[int] = None,
+        from_mode: bool = False,
+    ) -> GaussianWeights:
+        """
+        **Description**
+
+        The posterior of a new task: a clone's, after as many steps of `adapt` as training takes, or by the paper's
+        meta-test inference from the mode (`learner.posterior(nll)`). Without a graph. Of a mixture, all components' in
+        one `MixtureWeights`, weighed by the support's free energy. A wrapper that was adapted itself, without `nll`,
+        has a learner's.
+
+        **Arguments**
+
+        * **nll** (callable) - Takes a network, `network(x)`, and returns the support's mean loss.
+        * **steps** (int, *optional*, default=5) - Of `adapt`, or on the ELBO.
+        * **lr**, **samples** - Of steps on the ELBO, as in a learner's `posterior`.
+        * **n** (int, *optional*, default=None) - The number of support examples. Defaults to the batch size that the
+            network was called with.
+        * **from_mode** (bool, *optional*, default=False) - Whether inference starts from the mode phi*, by steps on the
+            ELBO. A last layer that is learned by the steps of training needs them at meta-test too.
+
+        **Returns** a `GaussianWeights` with its `free_energy`, in nats.
+
+        **Example**
+
+        ~~~python
+        post = niw.posterior(lambda network: loss(network(x), y), steps=5)
+        probabilities = post.predict(x_query, samples=10).softmax(-1).mean(0)
+        ~~~
+        """
+        if nll is None:
+            return super().posterior()
+        check_number("steps", steps, 0 if from_mode else 1, whole=True)
+        with torch.inference_mode(False), torch.enable_grad():
+            learner = self.clone(first_order=True)
+            for _ in range(0 if from_mode else steps):
+                learner.adapt(nll(learner), n=n)
+            post = learner.posterior(nll, steps, lr, samples, n) if from_mode else learner.posterior().detached()
+        if post.free_energy is None:
+            post.free_energy = self._free_energy(post, nll, n)
+        return post
+
+    @torch.no_grad()
+    def _free_energy(self, post: GaussianWeights, nll: Callable, n: Optional[int]) -> Tensor:
+        """A support's, in nats: its summed loss at the posterior's mean, plus kl_weight * KL."""
+        loss, seen = post.loss(nll, list(post.mean.values()))
+        return (n or seen) * loss + self._weighted_kl(post, self._prior())
+
+    def _weighted_kl(self, post: GaussianWeights, prior: Prior) -> Union[float, Tensor]:
+        """kl_weight * KL of a posterior, or of each of several."""
+        weight, q = self.options.kl_weight, (list(post.mean.values()), list(post.variance.values()))
+        return weight * expected_kl(q, prior) if weight else 0.0
 
     @torch.no_grad()
     def scale_prior_std(self, factor: float) -> None:

@@ -56,8 +56,8 @@ class Prediction(Distribution):
         return cls(*tensors)  # type: ignore[arg-type]
 
     @classmethod
-    def mix(cls, parts: Sequence[Any]) -> "Prediction":
-        """The average of several networks' predictive densities."""
+    def mix(cls, parts: Sequence[Any], log_weights: Optional[Tensor] = None) -> "Prediction":
+        """The average of several networks' predictive densities, equal or by weights, (networks,) or (B, networks)."""
         raise ArgumentError(f"{cls.__name__} cannot be averaged over networks; use each network's own nll.")
 
 
@@ -121,13 +121,16 @@ class Classes(Prediction, Categorical):
         return cls(logits, Labels(classes, present, onehot, checked=True))
 
     @classmethod
-    def mix(cls, parts: Sequence["Classes"]) -> "Classes":
+    def mix(cls, parts: Sequence["Classes"], log_weights: Optional[Tensor] = None) -> "Classes":
         """The average of several networks' class probabilities, (..., m, ways)."""
         labels = parts[0].labels
         logits = torch.stack([part.logits for part in parts])
         # an empty column's log 0 has no gradient to average; the constructor empties it again
         logits = logits.masked_fill(~labels.present.unsqueeze(-2), 0.0)
-        return cls(logits.logsumexp(0) - math.log(len(parts)), labels)
+        if log_weights is None:
+            return cls(logits.logsumexp(0) - math.log(len(parts)), labels)
+        own = log_weights.to(logits.dtype)[..., None, None, :].movedim(-1, 0)
+        return cls((logits + own).logsumexp(0), labels)
 
 
 class Gaussian(Prediction, Independent):
@@ -154,10 +157,12 @@ class Gaussian(Prediction, Independent):
         return self.base_dist.cdf(y)
 
     @classmethod
-    def mix(cls, parts: Sequence["Gaussian"]) -> "GaussianMixture":
-        """An equally weighted mixture with one component per network."""
+    def mix(cls, parts: Sequence["Gaussian"], log_weights: Optional[Tensor] = None) -> "GaussianMixture":
+        """A mixture with one component per network."""
         means, scales = (torch.stack([getattr(p, which) for p in parts], -2) for which in ("mean", "stddev"))
-        return GaussianMixture(means, scales)
+        if log_weights is not None:
+            log_weights = log_weights.to(means.dtype).unsqueeze(-2).expand(means.shape[:-1])
+        return GaussianMixture(means, scales, log_weights)
 
 
 class GaussianMixture(Prediction, MixtureSameFamily):
@@ -192,10 +197,12 @@ class GaussianMixture(Prediction, MixtureSameFamily):
         return (self.mixture_distribution.probs.unsqueeze(-1) * levels).sum(-2).clamp(max=1.0)  # but for rounding
 
     @classmethod
-    def mix(cls, parts: Sequence["GaussianMixture"]) -> "GaussianMixture":
-        """A mixture of all networks' components; each network has the same weight."""
-        means, scales, log_weights = zip(*(part.tensors() for part in parts))
-        return cls(torch.cat(means, -2), torch.cat(scales, -2), torch.cat(log_weights, -1))
+    def mix(cls, parts: Sequence["GaussianMixture"], log_weights: Optional[Tensor] = None) -> "GaussianMixture":
+        """A mixture of all networks' components."""
+        means, scales, own = zip(*(part.tensors() for part in parts))
+        if log_weights is not None:
+            own = tuple(part + log_weights.to(part.dtype)[..., None, k, None] for k, part in enumerate(own))
+        return cls(torch.cat(means, -2), torch.cat(scales, -2), torch.cat(own, -1))
 
 
 class LeftOut(Prediction):

@@ -52,6 +52,7 @@ class GaussianWeights:
         self._module, self._vectorize = module, vectorize
         self.mean: Weights = dict(zip(names, mean))
         self.variance: Weights = dict(zip(names, variance))
+        self.free_energy: Optional[Tensor] = None  # of the support, in nats, where it is known
 
     def rsample(self) -> Weights:
         """One network's weights, reparametrised: gradients reach whatever the Gaussian depends on."""
@@ -73,8 +74,13 @@ class GaussianWeights:
         replica.put(list(tensors.values()))
         return lambda *args, **kwargs: replica.module(*args, **kwargs)
 
-    def gradient(self, nll: Callable, weights: List[Tensor]) -> Tuple[List[Tensor], int]:
-        """The gradient of `nll(network)` at these weights, and the number of examples that the network saw."""
+    def detached(self) -> "GaussianWeights":
+        """The same without a graph."""
+        mean, variance = ([t.detach() for t in part.values()] for part in (self.mean, self.variance))
+        return GaussianWeights(self._module, list(self.mean), mean, variance, self._vectorize)
+
+    def loss(self, nll: Callable, weights: Sequence[Tensor]) -> Tuple[Tensor, int]:
+        """`nll(network)` at these weights, and the number of examples that the network saw."""
         seen: List[int] = []
 
         def counting(*args: Any, **kwargs: Any) -> Any:
@@ -82,16 +88,21 @@ class GaussianWeights:
             seen.append(batch_size(outputs, (args, kwargs)) or 1)
             return outputs
 
-        with torch.inference_mode(False), torch.enable_grad():
-            leaves = [w.clone().requires_grad_() for w in weights]
-            network = self.network(dict(zip(self.mean, leaves)))
-            value = nll(counting)
+        network = self.network(dict(zip(self.mean, weights)))
+        value = nll(counting)
         if not seen:
             raise LossError("posterior: nll must call the network that it is given, `nll(network)`.")
+        return value, sum(seen)
+
+    def gradient(self, nll: Callable, weights: List[Tensor]) -> Tuple[List[Tensor], int]:
+        """The gradient of `nll(network)` at these weights, and the number of examples that the network saw."""
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = [w.clone().requires_grad_() for w in weights]
+            value, seen = self.loss(nll, leaves)
         check_loss(value, "posterior: nll's loss")
         check_finite(value.detach(), "posterior: nll's loss")
         found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-        return list(found), sum(seen)
+        return list(found), seen
 
     def predict(self, *args: Any, samples: int = 10, vectorize: Optional[bool] = None, **kwargs: Any) -> Outputs:
         """

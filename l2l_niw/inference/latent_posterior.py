@@ -28,6 +28,7 @@ class Solution(NamedTuple):
     * `evidence` - The support's log evidence there, each episode's, in nats.
     * `unit` - The mean loss that is one nat per example, each episode's: 1 for a likelihood, 2 noise^2 for a squared
         error.
+    * `constant` - What a nat of a squared error leaves out, per example: the noise's part.
     * `likelihood` - What the outputs parametrise.
     * `known` - What the loss has shown, for further steps of the same episode.
     """
@@ -36,6 +37,7 @@ class Solution(NamedTuple):
     spread: Spread
     evidence: Tensor
     unit: Tensor
+    constant: Tensor
     likelihood: str
     known: Tuple[Optional[Known], ...] = ()
 
@@ -46,6 +48,7 @@ class Solution(NamedTuple):
             self.spread.detached(),
             self.evidence.detach(),
             self.unit.detach(),
+            self.constant,
             self.likelihood,
             self.known,
         )
@@ -60,6 +63,13 @@ def free_energy(solution: Solution, gap: Tensor) -> Tensor:
     knowing Sigma costs. With a query's predictive likelihood it makes the marginal likelihood of all data of a task.
     """
     return (solution.unit * (gap - solution.evidence)).sum()
+
+
+def posterior_of(module: nn.Module, latent: Latent, solution: Solution, temperature: float) -> "LatentWeights":
+    """q_i after a step, with its support's free energy."""
+    found = LatentWeights(module, latent, solution.z, solution.spread, solution.likelihood)
+    found.free_energy = temperature * (latent.gap() - solution.evidence)
+    return found
 
 
 def step(
@@ -102,7 +112,8 @@ def step(
     evidence = log_evidence(found.value, z, covariance)
     unit = n / seen[0].factor.detach()
     new = gauss_newton(z, found.gradient, covariance, radius)
-    return Solution(new, covariance, evidence, unit, seen[0].likelihood, known)
+    constant = torch.as_tensor(sum([one.constant for one in seen]) / n).detach().to(evidence).expand_as(evidence)
+    return Solution(new, covariance, evidence, unit, constant, seen[0].likelihood, known)
 
 
 def check_size(rows: int, z: Tensor) -> None:
@@ -185,7 +196,17 @@ class LatentWeights(GaussianWeights):
         first = parts[0]
         spread = Spread(*[torch.stack(tensors) for tensors in zip(*[part._spread for part in parts])])
         z = torch.stack([part.z for part in parts])
-        return cls(first._module, first._latent, z, spread, first._likelihood, vectorize=False)
+        found = cls(first._module, first._latent, z, spread, first._likelihood, vectorize=False)
+        if first.free_energy is not None:
+            found.free_energy = torch.stack([part.free_energy for part in parts])
+        return found
+
+    def detached(self) -> "LatentWeights":
+        """The same without a graph."""
+        own = self._latent.detached(), self.z.detach(), self._spread.detached(), self._likelihood, self._vectorize
+        found = LatentWeights(self._module, *own)
+        found.free_energy = None if self.free_energy is None else self.free_energy.detach()
+        return found
 
     @property
     def covariance(self) -> Tensor:
@@ -211,12 +232,12 @@ class LatentWeights(GaussianWeights):
                     pinned = 1.0 - self._spread.covariance().diagonal(dim1=-2, dim2=-1)[..., begin:end]
                 elif w.shape[-2]:
                     pinned = torch.linalg.solve_triangular(self._spread.lower, w, upper=False).square().sum(-2)
-                found.append((1.0 - pinned).reshape(*lead, *m.shape) * own[0].exp())
+                found.append((1.0 - pinned).reshape(lead + m.shape) * own[0].exp())
                 continue
             rows = self.z.new_zeros(m.numel(), self.z.shape[-1])
             directions = torch.einsum("ik,kj->kij", *own) if len(own) == 2 else own[0]
             rows[:, begin:end] = directions.reshape(end - begin, -1).mT
-            found.append(self._spread.variances(rows.expand(*lead, *rows.shape)).reshape(*lead, *m.shape))
+            found.append(self._spread.variances(rows.expand(*lead, *rows.shape)).reshape(lead + m.shape))
         return found
 
     def rsample(self) -> Weights:

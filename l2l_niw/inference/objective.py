@@ -34,10 +34,11 @@ def expected_kl(q: Tuple[Sequence[Tensor], Sequence[Tensor]], prior: Prior) -> T
 
     \\(\\mathbb{E}_{q(\\phi)} KL(q_i(\\theta) || p(\\theta|\\phi))\\) for l_0 infinite (the supplement's
     closed form, also half of g_i up to its constant), written as the KL to N(m_0, 1 / P_0) plus what
-    not knowing Sigma costs. Of several episodes, the sum.
+    not knowing Sigma costs. Of several episodes each one's, (B,).
     """
+    lead = q[0][0].dim() - prior.log_variance[0].dim()
     columns = zip(*q, prior.m0, [prior.precision(i) for i in range(len(prior.m0))])
-    summands = torch.stack([kl_to_mode(*column).sum() for column in columns]).sum()
-    episodes = q[0][0].numel() // max(prior.log_variance[0].numel(), 1)
-    gap = log_determinant_gap(prior.n0, prior.d, prior.wishart)
-    return 0.5 * (summands + episodes * gap.to(summands.dtype))
+    summands = torch.stack(
+        [kl_to_mode(*column).reshape(q[0][0].shape[:lead] + (-1,)).sum(-1) for column in columns]
+    ).sum(0)
+    return 0.5 * (summands + log_determinant_gap(prior.n0, prior.d, prior.wishart).to(summands.dtype))

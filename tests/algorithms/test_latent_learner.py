@@ -956,3 +956,16 @@ def test_means_can_be_stepped_on_with_other_inputs_each_time_without_a_warning(r
     for _ in range(3):
         learner.adapt(loss(learner, *data("gaussian", N)))
     assert not [w for w in recwarn if "NIW" in str(w.message)]
+
+
+def test_a_scalar_weight_has_a_variance():
+    niw = NIW(EpisodicModel(MLP(2, (4,)), BayesianRidge()), 1.0, rank=2, random=["head.prior_scale.log", "backbone.*"])
+    scalars = [name for name, p in niw.module.named_parameters() if p.dim() == 0]
+    x, y = data("gaussian", N)
+    learner = niw.clone()
+    learner.adapt(learner(x, y).nll(y))
+    variance = learner.posterior().variance
+    found = [variance[name] for name in scalars if name in variance]
+    assert found
+    assert all(v.shape == () and v > 0 for v in found)
+    assert niw.diagnostics()["layers"]

@@ -51,7 +51,7 @@ def sampled_objective(episodes, x, y):
     post = episodes.posterior((x, y))
     outputs = x @ post.rsample()["weight"].transpose(-1, -2)
     q = [post.mean["weight"]], [post.variance["weight"]]
-    kl = expected_kl(q, episodes.niw._prior()) / len(x)
+    kl = expected_kl(q, episodes.niw._prior()).mean()
     return mean_nll(lambda _: outputs, x, y) + kl / N
 
 
