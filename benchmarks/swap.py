@@ -28,6 +28,7 @@ from tqdm import tqdm
 from l2l_niw import NIW
 from l2l_niw.data.images import read_folders
 from l2l_niw.errors import CheckpointError, NIWError
+from l2l_niw.inference.mixture import MixtureWeights
 from l2l_niw.metrics import calibration
 from l2l_niw.models.checkpoints import read_state
 from l2l_niw.reports._packed import REMEDY, check_keys, check_numbers, read_lines, write_lines
@@ -65,7 +66,16 @@ METHODS = {
     "FO-MAML": lambda model, lr: l2l.algorithms.MAML(model, lr=lr, first_order=True),
     "FO-NIW": lambda model, lr: NIW(model, lr=lr, first_order=True),
     "NIW": lambda model, lr: NIW(model, lr=lr),
+    "NIW-3-equal": lambda models, lr: NIW(models, lr=lr),
+    "NIW-3": lambda models, lr: NIW(models, lr=lr),
 }
+COMPONENTS = {"NIW-3-equal": 3, "NIW-3": 3}  # of a mixture, which clones take in turn
+TIMES = {"NIW-3": 3}  # as many iterations: so many tasks for each component as the other methods have
+
+
+def copy_afresh(model, config):
+    """Another network of the same architecture, with initial weights of its own."""
+    return type(model)(config["ways"], hidden_size=config["filters"])
 
 
 def load_characters(root, part):
@@ -112,14 +122,22 @@ def predict(wrapper, task, loss, config):
     """Predictive probabilities on the query: of one network, or averaged over posterior samples."""
     shape = config["ways"], config["shots"], config["queries"]
     x_support, y_support, x_query, y_query = split(task, *shape)
+    if isinstance(wrapper, NIW):
+        post = wrapper.posterior(lambda network: loss(network(x_support), y_support), steps=config["steps"])
+        with torch.no_grad():
+            return predictive(post, x_query, config["samples"]), y_query
     learner = wrapper.clone()
     for _ in range(config["steps"]):
         learner.adapt(loss(learner(x_support), y_support))
     with torch.no_grad():
-        if isinstance(wrapper, NIW):
-            outputs = learner.posterior().predict(x_query, samples=config["samples"])
-            return outputs.softmax(-1).mean(0), y_query
         return learner(x_query).softmax(-1), y_query
+
+
+def predictive(post, x, samples):
+    """Probabilities averaged over posterior samples, of every component by its responsibility."""
+    if not isinstance(post, MixtureWeights):
+        return post.predict(x, samples=samples).softmax(-1).mean(0)
+    return sum(r * predictive(part, x, samples) for r, part in zip(post.responsibilities, post.components))
 
 
 def evaluate(wrapper, tasks, loss, config):
@@ -153,11 +171,13 @@ def seed_everything(seed):
     torch.manual_seed(seed)
 
 
-def train(method, seed, tasks, config, checkpoint, build=None, every=100):
+def train(method, seed, tasks, config, checkpoint, every=100):
     """learn2learn's outer loop, from the last checkpoint on; returns the wrapper and its log."""
     seed_everything(seed)
-    model = l2l.vision.models.OmniglotCNN(config["ways"], hidden_size=config["filters"])
-    wrapper = (build or METHODS[method])(model, config["fast_lr"])
+    models = [l2l.vision.models.OmniglotCNN(config["ways"], hidden_size=config["filters"])]
+    models += [copy_afresh(models[0], config) for _ in range(COMPONENTS.get(method, 1) - 1)]
+    wrapper = METHODS[method](models if len(models) > 1 else models[0], config["fast_lr"])
+    iterations = config["iterations"] * TIMES.get(method, 1)
     opt = optim.Adam(wrapper.parameters(), config["meta_lr"])
     loss = nn.CrossEntropyLoss(reduction="mean")
     shape = config["ways"], config["shots"], config["queries"]
@@ -165,7 +185,7 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
     if checkpoint.exists():
         state = read_state(checkpoint, STATE, "Delete it to train anew.")
         longer = {**state["config"], "iterations": config["iterations"]}  # is no other training
-        if longer != config or state["iteration"] > config["iterations"]:
+        if longer != config or state["iteration"] > iterations:
             sys.exit(f"{checkpoint} is of another budget; move it away, or give another --results.")
         wrapper.load_state_dict(state["wrapper"])
         opt.load_state_dict(state["opt"])
@@ -175,9 +195,9 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
         torch.set_rng_state(state["torch"])
 
     bar = tqdm(
-        range(start, config["iterations"]),
+        range(start, iterations),
         initial=start,
-        total=config["iterations"],
+        total=iterations,
         desc=f"{method} seed {seed}",
         mininterval=5,
     )
@@ -207,7 +227,7 @@ def train(method, seed, tasks, config, checkpoint, build=None, every=100):
     return wrapper, loss, log, seconds
 
 
-def run(method, seed, root, config, results, build=None):
+def run(method, seed, root, config, results):
     """Trains and scores one method with one seed, unless its result is there already."""
     found = load_runs(results).get((method, seed))
     if found is not None:
@@ -216,16 +236,16 @@ def run(method, seed, root, config, results, build=None):
         return
     make_folder(results)
     with locked(results / f"{method}-{seed}.lock"):
-        train_and_test(method, seed, root, config, results, build)
+        train_and_test(method, seed, root, config, results)
 
 
-def train_and_test(method, seed, root, config, results, build=None):
+def train_and_test(method, seed, root, config, results):
     """What `run` does where there is no result yet."""
     path, checkpoint = results / f"{method}-{seed}.json", results / f"{method}-{seed}.pt"
     shape = config["ways"], config["shots"], config["queries"]
     train_tasks = taskset(load_characters(root, "background"), *shape)
     test_tasks = taskset(load_characters(root, "evaluation"), *shape)
-    wrapper, loss, log, seconds = train(method, seed, train_tasks, config, checkpoint, build)
+    wrapper, loss, log, seconds = train(method, seed, train_tasks, config, checkpoint)
     result = {
         "method": method,
         "seed": seed,
@@ -286,12 +306,17 @@ def verdict(results):
     if not all(found.values()) or len({len(own) for own in found.values()}) > 1:
         return "Not every method has run with every seed yet."
     for method, own in found.items():
-        mean[method] = {key: np.mean([run["test"][key] for run in own]) for key in ("accuracy", "ece")}
+        mean[method] = {key: np.mean([run["test"][key] for run in own]) for key in ("accuracy", "ece", "nll")}
     first, second = (100 * (mean["NIW"]["accuracy"] - mean[name]["accuracy"]) for name in ("FO-MAML", "MAML"))
     ratio = mean["NIW"]["ece"] / mean["MAML"]["ece"]
     return (
         f"NIW's accuracy is {first:+.2f} points from first-order MAML's and {second:+.2f} from MAML's (asked for: "
-        f"0 or more); its ECE is {ratio:.2f} times MAML's (asked for: 0.50 or less)."
+        f"0 or more); its ECE is {ratio:.2f} times MAML's (asked for: 0.50 or less). "
+        + " ".join(
+            f"{method}: accuracy {100 * (mean[method]['accuracy'] - mean['MAML']['accuracy']):+.2f} points, "
+            f"NLL {mean[method]['nll'] - mean['MAML']['nll']:+.3f} from MAML's."
+            for method in COMPONENTS
+        )
     )
 
 
@@ -311,7 +336,9 @@ def report(results):
         "# The swap: one MAML loop on Omniglot, only the constructor differs\n\n"
         f"{table(results)}\n\n"
         "Mean and standard error over seeds, on characters never seen in training. MAML and FO-MAML predict with "
-        "their adapted network, NIW with the average over its posterior samples; FO-NIW has first_order=True. "
+        "their adapted network, NIW with the average over its posterior samples; FO-NIW has first_order=True. NIW-3 is a "
+        "mixture of three components, which clones take in turn in the same loop: each has seen as many tasks as the "
+        "other methods' network has, or, NIW-3-equal, a third of them. "
         "Seconds are wall-clock, and rows were run on other machines, beside other work: `benchmarks/complexity.py` is "
         "what compares costs.\n\n"
         f"{verdict(results)}\n\n"

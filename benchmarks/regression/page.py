@@ -31,6 +31,10 @@ on the other points?</p>
 <h2>Predictions with 90% bands</h2>
 <p>Black dots are the five support points, grey ones the targets that were not shown.</p>
 $predictions
+<h2>Which tasks each component took</h2>
+<p>A mixture has two networks, and nobody told it that tasks are of two kinds. Each component's share of the tasks by
+the support's evidence: of straight lines, of sines, and of the four tasks above.</p>
+$shares
 <h2>Calibration</h2>
 <p>The fraction of targets below the predicted p-quantile, minus p: zero everywhere for honest predictions.</p>
 $reliability
@@ -116,6 +120,18 @@ def draw_movement(movement):
     return as_svg(drawn)
 
 
+def draw_shares(shares):
+    """Stacked bars: of each kind of tasks, how much of them is each component's."""
+    drawn, ((axis,),) = figure(6.5, 0.8 + 0.3 * len(shares))
+    names, left = list(shares)[::-1], np.zeros(len(shares))
+    for k, own in enumerate(np.array([shares[name] for name in names]).T):
+        axis.barh(names, own, left=left, label=f"component {k + 1}")
+        left += own
+    axis.set(xlabel="share of the tasks", xlim=(0, 1))
+    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=len(names))
+    return as_svg(drawn)
+
+
 def write_page(path, rows, note, titles, found, tasks, grid):
     """A page of its own: the table, whose first row is a header, and the plots; the predictions as a picture too."""
 
@@ -131,5 +147,6 @@ def write_page(path, rows, note, titles, found, tasks, grid):
         reliability=draw_reliability(titles, found),
         curves=draw_curves(titles, found),
         movement=draw_movement(movement),
+        shares=draw_shares(next(f["shares"] for f in found.values() if f["shares"])),
     )
     path.write_text(text, encoding="utf8")

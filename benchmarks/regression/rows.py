@@ -6,7 +6,7 @@ from typing import Callable, Optional
 
 from regression.base import NeuralProcess, Plain
 from regression.maml import MAML, Reptile
-from regression.niw import NIWMethod, NIWProcess, RankMethod, RankProcess
+from regression.niw import MixtureMethod, NIWMethod, NIWProcess, RankMethod, RankProcess
 from regression.pmaml import PMAML
 
 OUTER = (0.004, 0.001, 0.002, 0.008)  # learning rates of what has no inner one
@@ -72,6 +72,12 @@ def rank_row(head, title, make, steps, outer=TWO, inner=EVIDENCE, **chosen):
     return Row(f"NIW, {title}", build, inner, "maml-plain-5" if head == "plain" else head, outer, "kl_weight")
 
 
+def mixture_row(head, title, baseline, inner, components, searched="lr", **chosen):
+    """A mixture of NIWs."""
+    build = lambda **options: MixtureMethod(head, components, **chosen, **options)  # noqa: E731
+    return Row(f"NIW, {title}, {components} components", build, inner, baseline, TWO, searched)
+
+
 ROWS = {
     "ridge": Row("RidgeNet", lambda: Plain("ridge")),
     "bayesian-ridge": Row("Bayesian ridge", lambda: Plain("bayesian-ridge")),
@@ -85,6 +91,10 @@ ROWS = {
     "niw-plain-rank": rank_row("plain", "plain, rank 8", RankMethod, 3, rank=8),
     "niw-bayesian-ridge-rank": rank_row("bayesian-ridge", "Bayesian ridge, rank 8", RankMethod, 3, rank=8),
     "niw-anp-rank": rank_row("anp", "ANP, rank 8", RankProcess, 2, FAST, rank=8),
+    "niw-plain-mixture": mixture_row("plain", "plain, rank 8", "maml-plain-5", (1.0, 3.0), 2, "kl_weight", rank=8),
+    "niw-bayesian-ridge-mixture": mixture_row(
+        "bayesian-ridge", "Bayesian ridge", "bayesian-ridge", (1e-4, 1e-3), 2, steps=1, temperature=1e-7
+    ),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),
     "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), SMALL_STEPS),
     "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),

@@ -9,5 +9,6 @@
 | `last_layer.py` | for which weights steps keep their graph |
 | `latent.py`, `laplace.py`, `likelihood.py` | Eq. 13 with A in full, or V_0 of low rank, in the prior's coordinates |
 | `latent_posterior.py`, `latent_gradient.py` | its steps and predictions; the gradient in L_0 |
+| `mixture.py` | several NIWs: responsibilities, the objective, a posterior of several modes |
 | `elbo.py`, `gaussian.py` | meta-test inference and prediction, Eq. 16 and 18 |
 """
