@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from l2l_niw.algorithms.hyper import scale_of
 from l2l_niw.algorithms.latent_learner import LatentLearner
 from l2l_niw.algorithms.learner import NIWLearner
-from l2l_niw.algorithms.niw import NIW, SEVERAL
+from l2l_niw.algorithms.niw import NIW, SEVERAL, average_over_ranks
 from l2l_niw.errors import ArgumentError, CheckpointError, ModelError
 from l2l_niw.inference.mixture import MixtureWeights, entropy, log_responsibilities
 from l2l_niw.utils._checks import check_number
@@ -73,6 +73,7 @@ class NIWMixture(NIW):
         self.components = nn.ModuleList(NIW(own, lr, *args, **options) for own in models)
         self.log_weights = nn.Parameter(torch.zeros_like(self.components[0].hyper.raw_n0).expand(len(models)).clone())
         self.options = self.components[0].options  # one for all
+        average_over_ranks(models[0], nn.ParameterList([self.log_weights]))
         self._turn, self._tasks = 0, 0
         self._usage = [0.0] * len(models)  # sums of responsibilities over tasks
         self._warned: List[str] = []

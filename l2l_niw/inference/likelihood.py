@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
 from l2l_niw.errors import ArgumentError, LossError
-from l2l_niw.heads.predictions import Classes, Evidence, Gaussian
+from l2l_niw.heads.predictions import Classes, Evidence, Gaussian, LeftOut
 
 LOGITS = ("categorical", "bernoulli")
 LIKELIHOODS = ("auto", "gaussian", *LOGITS)
@@ -36,6 +36,8 @@ def parts_of(outputs: Any) -> Outputs:
     """What a forward's outputs are made of."""
     if isinstance(outputs, Tensor):
         return Outputs("tensor", (outputs,))
+    if isinstance(outputs, LeftOut):
+        return parts_of(outputs.each)
     if isinstance(outputs, Evidence):
         return Outputs("evidence", (outputs.factor, outputs.noise), outputs.event_shape[-1])
     if isinstance(outputs, Categorical):
@@ -53,6 +55,8 @@ def rebuilt(outputs: Any, tensors: Sequence[Tensor]) -> Any:
     """The same outputs, made of other tensors."""
     if isinstance(outputs, Tensor):
         return tensors[0]
+    if isinstance(outputs, LeftOut):
+        return LeftOut(rebuilt(outputs.each, tensors))
     if isinstance(outputs, Evidence):
         return Evidence(*tensors, outputs.event_shape[-1])  # type: ignore[call-arg, arg-type]
     if isinstance(outputs, Classes):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.algorithms.latent_learner import LatentLearner
 from l2l_niw.errors import ArgumentError, ChainError, CheckpointError, LossError
-from l2l_niw.heads import BayesianRidge
+from l2l_niw.heads import BayesianRidge, LeaveOneOut, NearestCentroid
 from l2l_niw.inference import latent_posterior
 from l2l_niw.models import MLP
 
@@ -969,3 +969,27 @@ def test_a_scalar_weight_has_a_variance():
     assert found
     assert all(v.shape == () and v > 0 for v in found)
     assert niw.diagnostics()["layers"]
+
+
+def test_a_left_out_head_is_a_categorical_of_what_the_others_say():
+    x, y = torch.randn(6, 2), torch.arange(6) % 3
+    niw = NIW(EpisodicModel(MLP(2, (4,)), LeaveOneOut(NearestCentroid())), 1.0, rank=2, prior_std=1.0)
+
+    class Logits(nn.Module):
+        """The same network, whose outputs are the logits."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = copy.deepcopy(niw.module)
+
+        def forward(self, x):
+            return self.model(x, y).each.logits.squeeze(-2)
+
+    other = NIW(Logits(), 1.0, rank=2)
+    other.hyper.load_state_dict(niw.hyper.state_dict())
+    found = adapted(niw, lambda net, x, y: net(x, y).nll(y), (x, y)).posterior()
+    expected = adapted(other, lambda net, x, y: F.cross_entropy(net(x), y), (x, y)).posterior()
+    assert_close([found.z, found.covariance], [expected.z, expected.covariance])
+    assert found.z.norm() > 0.1
+    batched = BatchedEpisodes(niw, lambda net, x, y: net(x, y).nll(y), steps=STEPS).posterior((x[None], y[None]))
+    assert_close([batched.z[0]], [found.z])
