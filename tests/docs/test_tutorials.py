@@ -52,6 +52,16 @@ def test_the_width_is_the_best_on_validation_tasks_and_the_plot_is_written(tmp_p
     assert plot.stat().st_size > 0
 
 
+def test_a_mixture_s_uncertainty_is_of_use():
+    found = tutorial("uncertainty").main(iterations=40, tasks=40)
+    assert found["responsibilities"] == pytest.approx([1 / 3] * 3)
+    assert found["entropy"] > 0.65  # 0.5 is chance
+    assert found["entropy"] > found["mutual information"]
+    assert found["error of the surer half"] < 0.5 * found["error"]
+    assert found["error"] < 0.4
+    assert abs(found["coverage"] - 0.95) < 0.04
+
+
 def test_a_batch_of_episodes_has_the_loops_gradient():
     found = tutorial("batches").main(iterations=40)
     assert found["last"] < found["first"]
