@@ -72,10 +72,10 @@ def rank_row(head, title, make, steps, outer=TWO, inner=EVIDENCE, **chosen):
     return Row(f"NIW, {title}", build, inner, "maml-plain-5" if head == "plain" else head, outer, "kl_weight")
 
 
-def mixture_row(head, title, baseline, inner, components, searched="lr", outer=TWO, **chosen):
+def mixture_row(head, title, baseline, inner, components, searched="lr", **chosen):
     """A mixture of NIWs."""
     build = lambda **options: MixtureMethod(head, components, **chosen, **options)  # noqa: E731
-    return Row(f"NIW, {title}, {components} components", build, inner, baseline, outer, searched)
+    return Row(f"NIW, {title}, {components} components", build, inner, baseline, TWO, searched)
 
 
 ROWS = {
@@ -94,9 +94,6 @@ ROWS = {
     "niw-plain-mixture": mixture_row("plain", "plain, rank 8", "maml-plain-5", (1.0, 3.0), 2, "kl_weight", rank=8),
     "niw-bayesian-ridge-mixture": mixture_row(
         "bayesian-ridge", "Bayesian ridge", "bayesian-ridge", (1e-4, 1e-3), 2, steps=1, temperature=1e-7
-    ),
-    "niw-ridge-mixture-2": mixture_row(
-        "ridge-mixture", "ridge mixture", "ridge-mixture", (1e-5, 1e-6), 2, outer=FAST, steps=1, temperature=1e-7
     ),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),
     "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), SMALL_STEPS),

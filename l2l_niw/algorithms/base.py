@@ -28,6 +28,11 @@ class Learner(BaseLearner):
         method = callable(found) and getattr(found, "__self__", None) is module is not None
         return partial(self._run, name, False) if method and not hasattr(nn.Module, name) else found
 
+    @property
+    def component(self) -> int:
+        """Of a mixture, which component this is of."""
+        return self.niw._component
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Tuple[str, nn.Parameter]]:
         """As a module's: the learner's weights, by name."""
         self.__dict__["_state_is_used"] = True

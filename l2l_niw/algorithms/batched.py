@@ -20,7 +20,7 @@ from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.inference.last_layer import Cuts, Lift, differentiate
 from l2l_niw.inference.latent_posterior import LatentWeights, posterior_of
 from l2l_niw.inference.meta_gradient import State, Tag
-from l2l_niw.inference.mixture import Energies, MixtureWeights, log_responsibilities, mixture_objective
+from l2l_niw.inference.mixture import Energies, MixtureWeights, mixture_objective
 from l2l_niw.inference.objective import expected_kl
 from l2l_niw.inference.posterior import draw_network, posterior
 from l2l_niw.inference.prior import Prior
@@ -95,7 +95,6 @@ class BatchedEpisodes:
         if isinstance(niw, NIWMixture):
             self._parts = [BatchedEpisodes(part, loss, query_loss, steps) for part in niw.components]
             return
-        self._latent = LatentEpisodes(niw, loss, self.query_loss, steps)  # with rank or curvature='full'
         self._looped = False  # whether the model could not be vmapped, and could run in a loop
 
     def __call__(self, support: Data, query: Data) -> Tensor:
@@ -106,13 +105,25 @@ class BatchedEpisodes:
         vectorized = self._latent.mean_loss if self.niw.options.latent else self._mean_loss
         return self._vectorized_or(vectorized, self._looped_loss, support, query)
 
+    @property
+    def _latent(self) -> LatentEpisodes:
+        """What runs them with rank or curvature='full'."""
+        return LatentEpisodes(self.niw, self.loss, self.query_loss, self.steps)
+
+    def _components(self) -> List["BatchedEpisodes"]:
+        """Those of a mixture's components, as these are now."""
+        for part in self._parts:
+            part.loss, part.query_loss, part.steps = self.loss, self.query_loss, self.steps
+        return self._parts
+
     def _mixture_loss(self, support: Data, query: Data) -> Tensor:
-        niw = self.niw
-        parts = [p._vectorized_or(p._energies, p._looped_energies, support, query) for p in self._parts]
-        found = mixture_objective(niw.log_weights, parts, self.responsibilities == "uniform")
-        niw._note(found.log_responsibilities)
+        niw, options, uniform = self.niw, self.niw.options, self.responsibilities == "uniform"
+        parts = [p._vectorized_or(p._energies, p._looped_energies, support, query) for p in self._components()]
+        weight = options.kl_weight / options.temperature if options.latent else 0.0
+        found = mixture_objective(niw.log_weights, parts, weight, uniform)
+        niw._note(found.log_responsibilities, warn=not uniform)
         niw._give_gradients()
-        rest = found.rest - found.rest.detach() if niw.options.add_kl_gradient else found.rest
+        rest = found.rest - found.rest.detach() if options.add_kl_gradient else found.rest
         return (found.loss + rest).mean()
 
     def posterior(
@@ -149,15 +160,12 @@ class BatchedEpisodes:
         return GaussianWeights(self.niw.module, self.niw._prior().names, mean, variance, vectorize)
 
     def _mixture_posterior(self, support: Data, *settings: Any) -> MixtureWeights:
-        parts, energies = [part.posterior(support, *settings) for part in self._parts], []
+        parts = [part.posterior(support, *settings) for part in self._components()]
         for own, post in zip(self._parts, parts):
-            if post.free_energy is None:
+            if post.free_energy is None and not self.niw.options.latent:
                 given = own._free_energies, own._looped_free_energies, post.detached(), support
                 post.free_energy = own._vectorized_or(*given)
-            energies.append(post.free_energy)
-        shares = log_responsibilities(self.niw.log_weights.log_softmax(0), torch.stack(energies, -1))
-        self.niw._note(shares)
-        return MixtureWeights(parts, shares)
+        return self.niw._weighed(parts, (len(support[0]),))
 
     def _free_energies(self, post: GaussianWeights, support: Data) -> Tensor:
         """Every support's, in nats, without a graph: its summed loss at its posterior's mean, plus kl_weight * KL."""
@@ -185,7 +193,8 @@ class BatchedEpisodes:
         if steps == 0:
             return LatentWeights(self.niw.module, latent, latent.zeros().expand(len(support[0]), -1))
         solution = self._latent.solve(latent, support, steps or self.steps, graph)
-        return posterior_of(self.niw.module, latent, solution, self.niw.options.temperature)
+        at_mode = steps is not None
+        return posterior_of(self.niw.module, latent, solution, self.niw.options.temperature, at_mode)
 
     def _looped_latent(self, support: Data, steps: Optional[int]) -> LatentWeights:
         found = []
@@ -222,7 +231,7 @@ class BatchedEpisodes:
     def _mean_loss(self, support: Data, query: Data) -> Tensor:
         options, size = self.niw.options, len(support[0])
         if options.kl_weight and not options.add_kl_gradient:
-            found = self._energies(support, query)
+            found = self._energies(support, query, with_support=False)
             return (found.unit * (found.query + found.kl)).mean()
         state, weights, _, _ = self._queried(support, options.kl_weight / size)
         result, _ = self._run(self.query_loss, weights, query)
@@ -242,21 +251,23 @@ class BatchedEpisodes:
             weights = draw_network(chain, weights, prior, curvature, settings)
         return state, weights, chain, prior
 
-    def _energies(self, support: Data, query: Data) -> Energies:
-        """What every episode costs, in nats, with a graph to L_0."""
+    def _energies(self, support: Data, query: Data, with_support: bool = True) -> Energies:
+        """What every episode costs, in nats, with a graph to L_0; the support's own loss only if it is asked for."""
         niw, options = self.niw, self.niw.options
         if options.latent:
             return self._latent.energies(support, query)
         _, weights, chain, prior = self._queried(support, 0.0)
         result, _ = self._run(self.query_loss, weights, query)
         check_finite(result.losses.detach(), "the query loss")
-        seen, _ = self._run(self.loss, weights, support)
-        kl = torch.zeros_like(result.losses)
+        kl = seen = torch.zeros_like(result.losses)
+        if with_support:
+            own, _ = self._run(self.loss, weights, support)
+            seen = own.n * own.losses
         if options.kl_weight:
             mean = as_functions_of_prior(*mean_of(chain), prior.log_variance)
             q = posterior(chain, prior, options.curvature, options.settings(niw.lr), mean)
             kl = options.kl_weight * expected_kl(q, prior)
-        return chain_energies(seen.n * seen.losses, result.losses, result.n, kl)
+        return chain_energies(seen, result.losses, result.n, kl)
 
     def _run_chains(self, prior: Prior, support: Data) -> Chain:
         """B chains after their steps."""
@@ -429,15 +440,15 @@ class BatchedEpisodes:
                 learner, loss = self._looped_query(data, [t[i] for t in query], 0.0)
                 n = sum(f.tag.n for f in learner._forwards)
                 if options.latent:
-                    found.append(energies_of(learner._solution, learner._latent, loss, n, options))
+                    found.append(energies_of(learner._solution, learner._latent, loss, n, options.temperature))
                     continue
                 kl = torch.zeros_like(loss)
                 if options.kl_weight:
                     kl = options.kl_weight * expected_kl(learner._q(constant=False), learner._prior)
-                seen = self.loss(learner, *data)
+                seen = self.loss(learner.query, *data)
                 count = sum(f.tag.n for f in learner._forwards) - n
                 found.append(chain_energies(count * seen, loss, n, kl))
-        return Energies(*map(torch.stack, list(zip(*found))[:5]), found[0].evidence_weight)  # type: ignore[arg-type, call-arg]
+        return Energies(*map(torch.stack, zip(*found)))
 
     def _looped_chain(self, support: Data) -> Any:
         learner = self.niw.clone()
@@ -462,7 +473,7 @@ class BatchedEpisodes:
 def chain_energies(support: Tensor, losses: Tensor, n: int, kl: Tensor) -> Energies:
     """What episodes cost, from their supports' summed losses, their queries' mean ones over n, and the KL's part."""
     zero = torch.zeros_like(losses)
-    return Energies(support + kl, n * losses, kl, zero, zero + 1.0 / n, 0.0)
+    return Energies(support + kl, n * losses, kl, zero, zero + 1.0 / n)
 
 
 @contextmanager

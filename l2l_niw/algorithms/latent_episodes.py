@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from l2l_niw.algorithms.options import Options
 from l2l_niw.errors import LossError
 from l2l_niw.inference.last_layer import Lift
 from l2l_niw.inference.latent import Latent
@@ -68,7 +67,7 @@ class LatentEpisodes:
         leaves = [t for t in latent.leaves() if t.requires_grad]
         result = self._run(self.query_loss, latent, State(solution.z, None, leaves).coordinates()[0], query, solution)
         check_finite(result.losses.detach(), "the query loss")
-        return energies_of(solution, latent, result.losses, result.n, options)
+        return energies_of(solution, latent, result.losses, result.n, options.temperature)
 
     def solve(self, latent: Latent, support: "Data", steps: int, create_graph: bool) -> Solution:
         """The posteriors after some steps."""
@@ -131,12 +130,10 @@ class LatentEpisodes:
         return Result(losses, sum([1 if n is None else n for n in counts]) or 1, seen)
 
 
-def energies_of(solution: Solution, latent: Latent, losses: Tensor, n: int, options: Options) -> Energies:
+def energies_of(solution: Solution, latent: Latent, losses: Tensor, n: int, temperature: float) -> Energies:
     """What episodes cost whose supports have been solved, and whose queries, of n examples each, have these losses."""
-    temperature, unit = options.temperature, solution.unit / n
-    support = temperature * (latent.gap() - solution.evidence)
-    constant = n * solution.constant
-    return Energies(support, losses / unit, torch.zeros_like(support), constant, unit, options.kl_weight / temperature)
+    support, unit = temperature * (latent.gap() - solution.evidence), solution.unit / n
+    return Energies(support, losses / unit, torch.zeros_like(support), n * solution.constant, unit)
 
 
 def lift(tensor: Tensor, size: int) -> Tuple[Tensor, Tensor]:

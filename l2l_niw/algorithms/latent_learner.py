@@ -275,7 +275,7 @@ class LatentLearner(Learner):
                 count = n or sum([size for _, size in seen])
                 settings = likelihood, options.temperature, options.radius
                 solution = step(latent, z, loss.reshape(()), outputs, count, *settings, create_graph=False)
-            post = posterior_of(self.module, latent, solution, options.temperature)
+            post = posterior_of(self.module, latent, solution, options.temperature, at_mode=True)
         return post
 
     def kl(self) -> Tensor:

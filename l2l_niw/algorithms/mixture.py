@@ -1,7 +1,8 @@
 """The wrapper of a mixture: several NIWs, and how many tasks are of each."""
 
 import copy
-from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+import random
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,11 @@ from torch import Tensor, nn
 from l2l_niw.algorithms.hyper import scale_of
 from l2l_niw.algorithms.latent_learner import LatentLearner
 from l2l_niw.algorithms.learner import NIWLearner
-from l2l_niw.algorithms.niw import NIW, SEVERAL, average_over_ranks
+from l2l_niw.algorithms.niw import NIW, SEVERAL, average_over_ranks, has_ddp
 from l2l_niw.errors import ArgumentError, CheckpointError, ModelError
 from l2l_niw.inference.mixture import MixtureWeights, entropy, log_responsibilities
-from l2l_niw.utils._checks import check_number
-from l2l_niw.utils._functional import check_model, key_differences
+from l2l_niw.utils._checks import check_finite, check_number
+from l2l_niw.utils._functional import check_model
 
 SETTINGS = ("lr", "first_order", "allow_unused", "allow_nograd", "options")  # which all components have in common
 UNUSED, LOOKED_AT = 0.02, 500  # a component with less of so many tasks, relative to an equal share, is reported
@@ -27,8 +28,9 @@ class NIWMixture(NIW):
     own m_0, V_0 and n_0, and mixing weights pi. A task is of component k with probability pi_k, and its weights are
     then drawn under that component.
 
-    In an unmodified MAML loop clones take the components in turn, so that an episode costs what it costs with one:
-    each component is trained on its share of tasks. This makes an ensemble, for tasks that are all of one kind.
+    In an unmodified MAML loop clones take the components in turn, in rounds of shuffled order, so that an episode costs
+    what it costs with one: each component is trained on its share of tasks. This makes an ensemble, for tasks that are
+    all of one kind.
     `BatchedEpisodes` runs all components on every task, and trains those that explain it: for tasks of several kinds.
 
     At meta-test `niw.posterior(nll, steps)` infers all components' posteriors, and weighs them by the support's free
@@ -71,17 +73,18 @@ class NIWMixture(NIW):
         models = list(model) if isinstance(model, SEVERAL) else perturbed(model, components or 1, perturbation)
         check_models(models, components)
         self.components = nn.ModuleList(NIW(own, lr, *args, **options) for own in models)
+        for k, part in enumerate(self.components):
+            part.__dict__.update(_component=k, _warned=self.components[0]._warned)  # each warning once for all
         self.log_weights = nn.Parameter(torch.zeros_like(self.components[0].hyper.raw_n0).expand(len(models)).clone())
         self.options = self.components[0].options  # one for all
         average_over_ranks(models[0], nn.ParameterList([self.log_weights]))
         self._turn, self._tasks = 0, 0
         self._usage = [0.0] * len(models)  # sums of responsibilities over tasks
-        self._warned: List[str] = []
 
     def __getattr__(self, name: str) -> Any:
         """What all components have in common."""
-        if name in SETTINGS or name == "rank":
-            return getattr(self.__dict__["_modules"]["components"][0], name)
+        if name in (*SETTINGS, "rank") and "components" in self.__dict__.get("_modules", {}):
+            return getattr(self.components[0], name)
         return nn.Module.__getattr__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -120,8 +123,10 @@ class NIWMixture(NIW):
         """
         **Description**
 
-        A learner for one task, of one component: of the next in turn, unless it is chosen. Parameters of the others
-        have a gradient of 0, if they have none, for loops that divide all of them.
+        A learner for one task, of one component: of the next in turn, unless it is chosen. Every K clones have all
+        components, in an order that is shuffled, so that a loop which clones twice per task, to train and to validate,
+        trains them all. Parameters of the others have a gradient of 0, if they have none, for loops that divide all of
+        them.
 
         **Arguments**
 
@@ -130,14 +135,22 @@ class NIWMixture(NIW):
 
         **Returns** a learner with the attribute `component`.
         """
-        size = len(self.components)
         if component is None:
-            component, self._turn = self._turn, (self._turn + 1) % size
-        check_number("component", component, 0, whole=True, high=size - 1)
+            component = self._next()
+        check_number("component", component, 0, whole=True, high=len(self.components) - 1)
         self._give_gradients()
-        learner = self.components[component].clone(first_order, allow_unused, allow_nograd)
-        learner.__dict__["component"] = component
-        return learner
+        return self.components[component].clone(first_order, allow_unused, allow_nograd)
+
+    def _next(self) -> int:
+        """The next component in turn, by rounds of shuffled order."""
+        if has_ddp(self.components[0].module):
+            raise ArgumentError(
+                "clone: with DistributedDataParallel inside, all ranks must take the same component. Say which, "
+                "clone(component=k)."
+            )
+        number, place = divmod(self._turn, len(self.components))
+        self._turn += 1
+        return random.Random(number).sample(range(len(self.components)), len(self.components))[place]
 
     def _give_gradients(self) -> None:
         """A gradient of 0 for every parameter without one: an episode need not reach all components."""
@@ -157,9 +170,15 @@ class NIWMixture(NIW):
         """
         if nll is None:
             raise ArgumentError("posterior: give nll, the support's loss of a network; of one component, a learner's.")
-        parts = [part.posterior(nll, *args, **kwargs) for part in self.components]
-        energies = torch.stack([part.free_energy for part in parts])
-        shares = log_responsibilities(self.log_weights.detach().log_softmax(0), energies)
+        return self._weighed([part.posterior(nll, *args, **kwargs) for part in self.components])
+
+    def _weighed(self, parts: Sequence[Any], shape: Tuple[int, ...] = ()) -> MixtureWeights:
+        """Components' posteriors as one; those that have seen no data, after 0 steps, by pi."""
+        energies = [torch.zeros(shape) if part.free_energy is None else part.free_energy for part in parts]
+        for k, own in enumerate(energies):
+            check_finite(own.detach(), f"posterior: the support's free energy under component {k}")
+        weights = self.log_weights if energies[0].requires_grad else self.log_weights.detach()
+        shares = log_responsibilities(weights, torch.stack(energies, -1).to(weights.device))
         self._note(shares)
         return MixtureWeights(parts, shares)
 
@@ -173,17 +192,16 @@ class NIWMixture(NIW):
             part.scale_prior_std(factor)
 
     @torch.no_grad()
-    def _note(self, log_shares: Tensor) -> None:
+    def _note(self, log_shares: Tensor, warn: bool = True) -> None:
         """Counts how much of tasks each component had, and reports one that has nothing to do."""
         shares = log_shares.exp().reshape(-1, len(self.components))
         keep = 1.0 - 1.0 / LOOKED_AT if self._tasks >= LOOKED_AT else 1.0
         self._usage = [keep ** len(shares) * used + own for used, own in zip(self._usage, shares.sum(0).tolist())]
         self._tasks = min(self._tasks + len(shares), LOOKED_AT)
-        unused = self._unused()
-        if unused and self._tasks >= LOOKED_AT:
+        if warn and self._tasks >= LOOKED_AT and self._unused():
             self.components[0]._warn(
-                f"of the mixture's components {unused} have next to no task. Start them elsewhere, from models of "
-                "their own, train with uniform responsibilities for a while, or take fewer."
+                "a component of the mixture has next to no task; diagnostics()['dead'] says which. Start components "
+                "elsewhere, from models of their own, train with uniform responsibilities for a while, or take fewer."
             )
 
     def _unused(self) -> List[int]:
@@ -195,8 +213,8 @@ class NIWMixture(NIW):
         **Description**
 
         How tasks are shared out: pi, `responsibilities`, their mean over the last 500 tasks or so that all components
-        were inferred for, `entropy` of that mean, `dead`, the components that have next to no task, and
-        by component what `NIW.diagnostics` says of its newest episode, if it had one.
+        were inferred for, in batches or by `posterior`, `entropy` of that mean, `dead`, the components that have next
+        to no task, and by component what `NIW.diagnostics` says of its newest episode, if it had one.
 
         **Returns** a dict of `weights`, `responsibilities`, `entropy`, `dead` and `components`.
         """
@@ -232,22 +250,31 @@ class NIWMixture(NIW):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As `NIW.load_state_dict`: what differs raises before anything is loaded."""
-        own, given = ({k: v for k, v in d.items() if isinstance(v, Tensor)} for d in (self.state_dict(), state_dict))
-        differences = key_differences(own, given, strict)
+        own = self.state_dict()
+        differences = [f"'{k}' is unknown" for k in state_dict if k not in own]
+        if not torch.isfinite(state_dict.get("log_weights", torch.zeros(1))).all():
+            differences.append("'log_weights' is not finite")
+        for k, part in enumerate(self.components):
+            lead = f"components.{k}."
+            given = {n[len(lead) :]: v for n, v in state_dict.items() if n.startswith(lead)}
+            differences += [f"component {k}: {text}" for text in part._differences(given, strict)]
         if differences:
             raise CheckpointError(
                 f"load_state_dict: this is not a state dict of this mixture: {'; '.join(differences[:5])}. That of "
                 "one component goes to niw.components[k].load_state_dict."
             )
-        for k, part in enumerate(self.components):
-            lead = f"components.{k}."
-            part.load_state_dict({n[len(lead) :]: v for n, v in state_dict.items() if n.startswith(lead)}, strict)
-        return nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+        found = nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+        self._usage, self._tasks = [0.0] * len(self.components), 0
+        for part in self.components:
+            part._loaded()
+        return found
 
 
 def perturbed(model: nn.Module, count: int, perturbation: float) -> List[nn.Module]:
     """The model, and copies of it whose trained weights have noise of this relative size."""
     check_model(model)
+    if count > 1 and has_ddp(model):
+        raise ArgumentError("components: ranks would draw different copies. Give a list of DistributedDataParallels.")
     models = [model, *(copy.deepcopy(model) for _ in range(count - 1))]
     for own in models[1:]:
         named = [(name, p) for name, p in own.named_parameters() if p.requires_grad]
@@ -262,14 +289,17 @@ def check_models(models: List[nn.Module], components: Optional[int]) -> None:
     """Raises unless these can be the components of a mixture."""
     if not models:
         raise ModelError("model: a mixture needs a model at least, and the list is empty.")
-    if components not in (None, 1, len(models)):
-        raise ArgumentError(f"components is {components}, but there are {len(models)} models. Leave it out.")
+    if components not in (None, len(models)):
+        raise ArgumentError(f"components is {components}, but the list has {len(models)} models. Leave it out.")
     for own in models:
         check_model(own)
-    shapes = [{name: (p.shape, p.requires_grad) for name, p in own.named_parameters()} for own in models]
+    shapes = [{name: (p.shape, p.dtype, p.requires_grad) for name, p in own.named_parameters()} for own in models]
     for k, shape in enumerate(shapes[1:], start=1):
         differs = [name for name in {**shapes[0], **shape} if shapes[0].get(name) != shape.get(name)]
         if differs:
-            raise ModelError(f"model {k} is of another architecture than model 0: parameter '{differs[0]}' differs.")
+            raise ModelError(
+                f"model {k} is of another architecture than model 0: parameter '{differs[0]}' differs in shape, dtype "
+                "or requires_grad."
+            )
     if len({id(p) for own in models for p in own.parameters()}) < sum(map(len, shapes)):
         raise ModelError("model: components must have weights of their own, and two of these share some. Copy them.")

@@ -72,9 +72,9 @@ class NIW(NIWLearner):
     * **directions** (str, *optional*, default='joint') - 'joint': a task has `rank` coordinates, for all layers.
         'by_layer': as many for each layer, so that U is block-diagonal. 'adapters': the same, with directions of a
         matrix that are outer products, as in LoRA: of r (rows + columns) numbers instead of r rows columns.
-    * **components** (int, *optional*, default=1) - Of a mixture of NIWs, each with a model of its own, `NIWMixture`.
-        The first is the model, the others are copies of it with perturbed weights. Give a list of models instead, of
-        the same architecture, for components that start elsewhere.
+    * **components** (int, *optional*, default=None) - Of a mixture of NIWs, `NIWMixture`, each with a model of its own;
+        1 by default, or as many as there are models. The first is the model, the others are copies of it with perturbed
+        weights. Give a list of models instead, of the same architecture, for components that start elsewhere.
     * **perturbation** (float, *optional*, default=0.1) - Standard deviation by which weights of further components
         differ from the model's at the start, relative to the weight's root mean square.
     * **prior_std** (float, *optional*, default=None) - With rank, the standard deviation of each direction's entries at
@@ -150,9 +150,9 @@ class NIW(NIWLearner):
     ~~~
     """
 
-    def __new__(cls, model: Any = None, *args: Any, components: int = 1, **options: Any) -> "NIW":
+    def __new__(cls, model: Any = None, *args: Any, components: Optional[int] = None, **options: Any) -> "NIW":
         """A `NIWMixture`, where there are several components."""
-        if cls is NIW and (components != 1 or isinstance(model, SEVERAL) and len(model) != 1):
+        if cls is NIW and is_several(model, components):
             from l2l_niw.algorithms.mixture import NIWMixture
 
             return super().__new__(NIWMixture)
@@ -166,7 +166,7 @@ class NIW(NIWLearner):
         allow_unused: Optional[bool] = None,
         allow_nograd: bool = False,
         *,
-        components: int = 1,
+        components: Optional[int] = None,
         perturbation: float = 0.1,
         prior_precision: Optional[float] = None,
         n0: Optional[float] = None,
@@ -177,6 +177,8 @@ class NIW(NIWLearner):
         noise: float = 1.0,
         **options: Any,
     ):
+        if is_several(model, components):
+            raise ArgumentError(f"components: {type(self).__name__} has one. Build NIW itself, or subclass NIWMixture.")
         model = model[0] if isinstance(model, SEVERAL) else model
         check_model(model)
         check_number("lr", lr, 0, strict=True)
@@ -220,6 +222,7 @@ class NIW(NIWLearner):
         self._frozen: Optional[str] = None
         self._warned: List[str] = []
         self._newest: Optional[tuple] = None
+        self._component = 0  # of a mixture, which this is
         self._likelihood: Optional[str] = None  # of tensors that the model returns, once a loss has shown it
         self._saw_used = False  # whether it was looked at which weights a loss depends on
         self._n: Optional[int] = None  # of the last forward of the wrapper itself
@@ -350,15 +353,18 @@ class NIW(NIWLearner):
         probabilities = post.predict(x_query, samples=10).softmax(-1).mean(0)
         ~~~
         """
-        if nll is None:
-            return super().posterior()
+        if nll is None or "_chain" in self.__dict__:
+            return super().posterior(nll, steps, lr, samples, n)
         check_number("steps", steps, 0 if from_mode else 1, whole=True)
+        if not from_mode and (lr is not None or samples != 1):
+            raise ArgumentError("posterior: lr and samples are those of steps from the mode. Give from_mode=True.")
         with torch.inference_mode(False), torch.enable_grad():
             learner = self.clone(first_order=True)
             for _ in range(0 if from_mode else steps):
                 learner.adapt(nll(learner), n=n)
             post = learner.posterior(nll, steps, lr, samples, n) if from_mode else learner.posterior().detached()
-        if post.free_energy is None:
+        post._module = self.module  # instead of the learner's, which has a graph
+        if post.free_energy is None and not self.options.latent:
             post.free_energy = self._free_energy(post, nll, n)
         return post
 
@@ -407,6 +413,8 @@ class NIW(NIWLearner):
                 if tensor.requires_grad != p.requires_grad:
                     tensor.requires_grad_(p.requires_grad)  # V_0 of a frozen parameter is frozen with it
         which = [i for i, (_, p) in enumerate(named) if p.requires_grad]
+        if not which:
+            raise ModelError("model: all random parameters are frozen by now. Call requires_grad_(True) on some.")
         self.__dict__["_frozen"] = next((name for name, p in named if not p.requires_grad), None)
         return [named[i][0] for i in which], [named[i][1] for i in which], [spreads[i] for i in which], which
 
@@ -594,29 +602,47 @@ class NIW(NIWLearner):
 
         **Returns** the missing and the unexpected keys, as `torch.nn.Module.load_state_dict`.
         """
-        own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
-        given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}
-        differences = key_differences(own, given, strict)
-        if bool(given.get("hyper.full_wishart", own["hyper.full_wishart"])) != (self.options.wishart == "full"):
-            differences.append(f"the state dict is of another wishart than '{self.options.wishart}'")
-        differences += [
-            f"'{k}' is not finite" for k in given if k.startswith("hyper.") and not torch.isfinite(given[k]).all()
-        ]
+        differences = self._differences(state_dict, strict)
         if differences:
             more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
             raise CheckpointError(
                 f"load_state_dict: this is not a state dict of this NIW: {'; '.join(differences[:5])}{more}. "
                 "A plain model's weights go to niw.module.load_state_dict, a MAML's in with strict=False."
             )
-        self._newest = None
         found = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        self._trained = self._written()
+        self._loaded()
         return found
+
+    def _differences(self, state_dict: Mapping[str, Any], strict: bool) -> List[str]:
+        """What keeps a state dict from being loaded."""
+        own = {k: v for k, v in self.state_dict().items() if isinstance(v, Tensor)}
+        given = {k: v for k, v in state_dict.items() if isinstance(v, Tensor)}
+        differences = key_differences(own, given, strict)
+        if bool(given.get("hyper.full_wishart", own["hyper.full_wishart"])) != (self.options.wishart == "full"):
+            differences.append(f"the state dict is of another wishart than '{self.options.wishart}'")
+        return differences + [
+            f"'{k}' is not finite" for k in given if k.startswith("hyper.") and not torch.isfinite(given[k]).all()
+        ]
+
+    def _loaded(self) -> None:
+        """Forgets what was of the weights before."""
+        self._newest = None
+        self._trained = self._written()
+
+
+def is_several(model: Any, components: Optional[int]) -> bool:
+    """Whether these are the arguments of a mixture."""
+    return components not in (None, 1) or isinstance(model, SEVERAL) and len(model) != 1
+
+
+def has_ddp(model: nn.Module) -> bool:
+    """Whether a DistributedDataParallel is inside."""
+    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
 
 
 def average_over_ranks(model: nn.Module, hyper: nn.Module) -> None:
     """With a DistributedDataParallel inside, V_0's and n_0's gradients are averaged as the model's are."""
-    if not any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+    if not has_ddp(model):
         return
 
     def average(gradient: Tensor) -> Tensor:

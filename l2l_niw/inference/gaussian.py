@@ -77,7 +77,9 @@ class GaussianWeights:
     def detached(self) -> "GaussianWeights":
         """The same without a graph."""
         mean, variance = ([t.detach() for t in part.values()] for part in (self.mean, self.variance))
-        return GaussianWeights(self._module, list(self.mean), mean, variance, self._vectorize)
+        found = GaussianWeights(self._module, list(self.mean), mean, variance, self._vectorize)
+        found.free_energy = None if self.free_energy is None else self.free_energy.detach()
+        return found
 
     def loss(self, nll: Callable, weights: Sequence[Tensor]) -> Tuple[Tensor, int]:
         """`nll(network)` at these weights, and the number of examples that the network saw."""

@@ -65,10 +65,12 @@ def free_energy(solution: Solution, gap: Tensor) -> Tensor:
     return (solution.unit * (gap - solution.evidence)).sum()
 
 
-def posterior_of(module: nn.Module, latent: Latent, solution: Solution, temperature: float) -> "LatentWeights":
-    """q_i after a step, with its support's free energy."""
+def posterior_of(
+    module: nn.Module, latent: Latent, solution: Solution, temperature: float, at_mode: bool = False
+) -> "LatentWeights":
+    """q_i after a step, with its support's free energy: under q(phi), or under its mode phi*, where Sigma is known."""
     found = LatentWeights(module, latent, solution.z, solution.spread, solution.likelihood)
-    found.free_energy = temperature * (latent.gap() - solution.evidence)
+    found.free_energy = temperature * ((0.0 if at_mode else latent.gap()) - solution.evidence)
     return found
 
 

@@ -5,7 +5,7 @@ support has the free energy F_k = E_q[l_i] + KL under component k, an upper boun
 """
 
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ class Energies(NamedTuple):
     * `kl` - What is added to the query's loss: kl_weight times the KL, or 0 where F is what is added.
     * `constant` - Of the query's negative log-likelihood, what its loss leaves out: the noise's of a squared error.
     * `unit` - The mean query loss that is one nat in all.
-    * `evidence_weight` - The weight of F in the objective.
     """
 
     support: Tensor
@@ -37,7 +36,6 @@ class Energies(NamedTuple):
     kl: Tensor
     constant: Tensor
     unit: Tensor
-    evidence_weight: float
 
 
 def log_responsibilities(log_weights: Tensor, free_energies: Tensor) -> Tensor:
@@ -64,7 +62,9 @@ class Objective(NamedTuple):
     log_responsibilities: Tensor
 
 
-def mixture_objective(log_weights: Tensor, parts: Sequence[Energies], uniform: bool = False) -> Objective:
+def mixture_objective(
+    log_weights: Tensor, parts: Sequence[Energies], evidence_weight: float, uniform: bool = False
+) -> Objective:
     """
     **Description**
 
@@ -73,28 +73,28 @@ def mixture_objective(log_weights: Tensor, parts: Sequence[Energies], uniform: b
 
     $$-\\log \\sum_k r_k \\exp(-l^Q_k) - w \\log \\sum_k \\pi_k \\exp(-F_k).$$
 
-    With w = 1 the first sum cancels in part, and this is -log sum_k pi_k p(S, Q | k), the mixture's marginal
-    likelihood. A chain's KL is added to its query's loss instead. With one component it is that component's objective,
-    and so it is with several that are the same. With `uniform` responsibilities it is the components' mean.
+    With w = 1 they are -log sum_k pi_k exp(-F_k - l^Q_k) together, which is the mixture's marginal likelihood where F
+    and the query's loss are exact. A chain's KL is added to its query's loss instead, and w is 0. With one component it
+    is that component's objective, and so it is with several that are the same. With `uniform` responsibilities it is
+    the components' mean.
 
     **Arguments**
 
     * **log_weights** (Tensor) - log pi, (K,), up to a constant.
     * **parts** (sequence) - Every component's energies.
+    * **evidence_weight** (float) - w.
     * **uniform** (bool, *optional*, default=False) - Whether every component has the same share of every task.
     """
-    support, query, kl, constant, unit = (torch.stack(column, -1) for column in list(zip(*parts))[:5])
-    weight = parts[0].evidence_weight
-    prior = log_weights.to(support.dtype).log_softmax(-1)
-    shares = log_responsibilities(prior, support)
+    support, query, kl, constant, unit = (torch.stack(column, -1) for column in zip(*parts))
+    shares = log_responsibilities(log_weights, support)
     if uniform:
-        return Objective((unit * query).mean(-1), (unit * (kl + weight * support)).mean(-1), shares.detach())
-    scale, offset = unit.mean(-1), constant.mean(-1)
-    nll = -torch.logsumexp(shares - query - constant - kl, -1) - offset
-    costs = torch.logsumexp(shares - query - constant, -1) + offset + nll  # of the KL
+        return Objective((unit * query).mean(-1), (unit * (kl + evidence_weight * support)).mean(-1), shares.detach())
+    scale, query, offset = unit.mean(-1), query + constant, constant.mean(-1)
+    loss = -torch.logsumexp(shares - query, -1) - offset
+    total = -torch.logsumexp(shares - query - kl, -1) - offset
+    prior = log_weights.to(support.dtype).log_softmax(-1)
     evidence = -torch.logsumexp(prior - support, -1)
-    rest = costs + weight * evidence
-    return Objective(scale * (nll - costs), scale * rest, shares.detach())
+    return Objective(scale * loss, scale * (total - loss + evidence_weight * evidence), shares.detach())
 
 
 class MixtureWeights:
@@ -125,6 +125,13 @@ class MixtureWeights:
     def responsibilities(self) -> Tensor:
         """r, (K,) or (B, K)."""
         return self.log_responsibilities.exp()
+
+    def draw(self) -> Callable:
+        """A network of one task: a component by its responsibility, and weights from that one's posterior."""
+        if self.log_responsibilities.dim() > 1:
+            raise ArgumentError("draw: these are posteriors of several tasks. Use predict, or infer one task.")
+        part = self.components[int(torch.multinomial(self.responsibilities, 1))]
+        return part.network(part.sample())
 
     def counts(self, samples: int) -> Tensor:
         """How many of the networks are each component's, by systematic sampling: r times their number on average."""

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from l2l_niw.algorithms import NIW
+from l2l_niw.algorithms import NIW, NIWMixture
 from l2l_niw.algorithms.special_cases import reptile_objective
 from l2l_niw.data import Tasks
-from l2l_niw.inference.gaussian import GaussianWeights
 from l2l_niw.vision.backbone import Backbone
 
 
@@ -72,11 +71,13 @@ class GradientBased(Method):
 
     def log_probabilities(self, task: Tasks) -> Tensor:
         """Log-probabilities of the query, (m, ways): NIW averages probabilities over posterior samples."""
+        if isinstance(self.module, NIWMixture) or isinstance(self.module, NIW) and not self.module.options.latent:
+            post = self.module.posterior(lambda net: F.cross_entropy(net(task.x), task.y), self.steps)
+            with torch.no_grad():
+                logits: Any = post.predict(task.x_query, samples=self.samples)
+                return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
         learner = self.adapted(task.x, task.y, test=True)
         with torch.no_grad():
-            if isinstance(self.module, NIW) and not self.module.options.latent:
-                logits = learner.posterior().predict(task.x_query, samples=self.samples)
-                return logits.log_softmax(-1).logsumexp(0) - math.log(self.samples)
             return learner(task.x_query).log_softmax(-1)
 
 
@@ -141,9 +142,9 @@ class Episodic(Method):
         prediction = learner(task.x, task.y, task.x_query, task.y_query)
         return prediction.loss(task.y_query), prediction.probs
 
-    def posterior(self, task: Tasks) -> GaussianWeights:
+    def posterior(self, task: Tasks) -> Any:
         """The posterior of a task's weights, at meta-test."""
-        return self.module.clone().posterior(lambda net: net(task.x, task.y).nll(task.y), steps=self.steps)
+        return self.module.posterior(lambda net: net(task.x, task.y).nll(task.y), self.steps, from_mode=True)
 
     def log_probabilities(self, task: Tasks) -> Tensor:
         """Log-probabilities of the query, (m, ways): NIW averages probabilities over posterior samples."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from l2l_niw import NIW, BatchedEpisodes
 from l2l_niw.algorithms import NIWMixture
-from l2l_niw.errors import ArgumentError, CheckpointError, ModelError
+from l2l_niw.errors import ArgumentError, CheckpointError, LossError, ModelError
 from l2l_niw.heads.predictions import Gaussian
 from l2l_niw.inference.mixture import Energies, mixture_objective
 
@@ -106,6 +106,9 @@ def test_permuted_components_permute_everything(options, double):
         assert same(gradients(part), gradients(niw.components[k]))
 
 
+QUIET = {"temperature": 1e-12, "prior_precision": 1e13}  # hardly any noise, and a prior as strong as the data
+
+
 class NoVmap(nn.Module):
     """A network with control flow that looks at values."""
 
@@ -119,7 +122,7 @@ class NoVmap(nn.Module):
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_a_model_that_cannot_be_vmapped_runs_in_a_loop(options, double):
-    options = {**options, "temperature": 1.0} if "rank" in options or "curvature" in options else {"temperature": 0.0}
+    options = {**options, "temperature": 1.0} if "rank" in options or "curvature" in options else {**options, **QUIET}
     niw = NIW([NoVmap() for _ in range(2)], 0.1, **options)
     other = NIW([own.net for own in copy.deepcopy(list(niw.module))], 0.1, **options)
     for part, own in zip(other.components, niw.components):
@@ -133,9 +136,9 @@ def test_a_model_that_cannot_be_vmapped_runs_in_a_loop(options, double):
             loss.backward()
         assert all(part._looped for part in looped._parts)
         posts = looped.posterior(support), batched.posterior(support)
-    assert torch.allclose(*losses, atol=1e-10)
-    assert same(gradients(niw), gradients(other))
-    assert torch.allclose(posts[0].responsibilities, posts[1].responsibilities)
+    assert torch.allclose(*losses, atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(gradients(niw), gradients(other), strict=True))
+    assert torch.allclose(posts[0].responsibilities, posts[1].responsibilities, atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -157,20 +160,24 @@ def test_loop_and_batch_agree(rank, double):
                 free, noise = learner.posterior().free_energy, niw.components[k].hyper.log_noise.exp().detach()
                 constant = M * (noise.log() + 0.5 * math.log(2 * math.pi))
                 unit = 2 * noise**2 / M
-                parts.append(Energies(free, loss / unit, zero, constant, unit, 1.0))
+                parts.append(Energies(free, loss / unit, zero, constant, unit))
             else:
                 free = N * mse(learner, x[i], y[i])
-                parts.append(Energies(free, M * loss, zero, zero, torch.tensor(1 / M), 0.0))
-        found = mixture_objective(niw.log_weights, parts)
+                parts.append(Energies(free, M * loss, zero, zero, torch.tensor(1 / M)))
+        found = mixture_objective(niw.log_weights, parts, 1.0 if rank else 0.0)
         values.append(found.loss + found.rest)
     assert torch.allclose(torch.stack(values).mean(), batched)
 
 
 def test_clones_take_the_components_in_turn():
     niw = NIW([network() for _ in range(3)], 0.1)
-    assert [niw.clone().component for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    turns = [niw.clone().component for _ in range(30)]
+    assert all(sorted(turns[i : i + 3]) == [0, 1, 2] for i in range(0, 30, 3))
+    assert set(turns[::2]) == set(turns[::3]) == {0, 1, 2}  # loops that clone twice or thrice per task train all
     assert niw.clone(component=2).component == 2
-    assert niw.clone().component == 1
+    learner = niw.clone(component=1)
+    assert learner.clone().component == 1
+    assert NIW(network(), 0.1).clone().component == 0
     x = torch.randn(4, 2)
     for k in range(3):
         assert torch.equal(niw.clone(component=k)(x), niw.components[k].module(x))
@@ -225,6 +232,8 @@ def test_frozen_weights_stay_the_models():
         ([], {}, ModelError, "empty"),
         ([nn.Linear(2, 1), nn.Linear(3, 1)], {}, ModelError, "architecture"),
         ([nn.Linear(2, 1), nn.Linear(2, 1)], {"components": 3}, ArgumentError, "2 models"),
+        ([nn.Linear(2, 1), nn.Linear(2, 1)], {"components": 1}, ArgumentError, "2 models"),
+        ([nn.Linear(2, 1), nn.Linear(2, 1).double()], {}, ModelError, "dtype"),
         (nn.Linear(2, 1), {"components": 0}, ArgumentError, "components"),
         (nn.Linear(2, 1), {"components": 2, "perturbation": -1.0}, ArgumentError, "perturbation"),
         ([nn.Linear(2, 1), "model"], {}, ModelError, "torch.nn.Module"),
@@ -473,4 +482,139 @@ def test_learners_of_a_mixture_are_learners():
     learner = niw.clone()
     learner.adapt(F.mse_loss(learner(x[0]), y[0]))
     assert learner.posterior().free_energy.dim() == 0
-    assert learner.clone().niw is niw.components[0]
+    assert learner.clone().niw is niw.components[learner.component]
+
+
+def test_a_wrapper_that_was_adapted_has_a_learners_posterior():
+    niw = copy.deepcopy(NIW(network(), 0.1))
+    (x, y), _ = tasks()
+    niw.adapt(mse(niw, x[0], y[0]))
+    assert niw.posterior().mean.keys() == niw.posterior(lambda net: mse(net, x[0], y[0]), steps=3).mean.keys()
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_without_steps_or_data_the_weights_are_pi(options):
+    niw = NIW([network() for _ in range(2)], 0.1, **options)
+    (x, y), _ = tasks()
+    with torch.no_grad():
+        niw.log_weights.copy_(torch.tensor([0.2, 0.8]).log())
+    post = niw.posterior(lambda net: mse(net, x[0], y[0]), steps=0, from_mode=True)
+    batched = BatchedEpisodes(niw, mse).posterior((x, y), elbo_steps=0)
+    assert batched.responsibilities.shape == (B, 2)
+    if "rank" in options or "curvature" in options:  # a chain's mode has a loss all the same
+        assert torch.allclose(post.responsibilities, torch.tensor([0.2, 0.8]))
+        assert torch.allclose(batched.responsibilities, torch.tensor([0.2, 0.8]).expand(B, 2))
+
+
+def test_subclasses_have_one_component():
+    class Own(NIW):
+        pass
+
+    assert type(Own(network(), 0.1)) is Own
+    for model, given in ((network(), {"components": 2}), ([network(), network()], {})):
+        with pytest.raises(ArgumentError, match="NIWMixture"):
+            Own(model, 0.1, **given)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"rank": 2}], ids=["chain", "rank"])
+def test_episodes_may_be_changed(options):
+    for models in ([network(), network()], network()):
+        niw = NIW(models, 0.1, **options)
+        support, query = tasks()
+        episodes, other = BatchedEpisodes(niw, mse, steps=1), BatchedEpisodes(niw, mse, steps=3)
+        before = episodes(support, query)
+        episodes.steps = 3
+        assert not torch.equal(episodes(support, query), before)
+        assert torch.equal(episodes(support, query), other(support, query))
+
+
+@pytest.mark.parametrize("way", ["loop", "batch"])
+def test_under_the_mode_the_free_energy_is_that_of_a_known_covariance(way, double):
+    """n_0 says how well Sigma is known: it is no matter once the mode stands for it."""
+    niw = make_exact()
+    with torch.no_grad():
+        for part, n0 in zip(niw.components, (1.0, 50.0)):
+            part.module.weight.copy_(MEANS[0])
+            part.hyper.raw_n0.fill_(math.log(n0))
+            part.hyper.log_variance[0].copy_(2 * STDS[0].log() + math.log((part._latent().n0 + 3) / part._latent().n0))
+    (x, y), _ = draw_tasks(2, 4)
+    if way == "loop":
+        post = niw.posterior(lambda net: nll(net, x[0], y[0]), steps=3, from_mode=True)
+        energies = [part.free_energy for part in post.components]
+    else:
+        post = BatchedEpisodes(niw, nll, steps=3).posterior((x, y), elbo_steps=3)
+        energies = [part.free_energy[0] for part in post.components]
+    covariance = x[0] @ torch.diag(STDS[0] ** 2) @ x[0].mT + NOISE**2 * torch.eye(4)
+    expected = -MultivariateNormal(x[0] @ MEANS[0], covariance).log_prob(y[0, :, 0])
+    assert torch.allclose(torch.stack(energies), expected.expand(2), atol=1e-6)
+
+
+def test_an_energy_that_is_not_finite_is_named():
+    niw = NIW([network() for _ in range(2)], 0.1)
+    (x, y), _ = tasks()
+    with torch.no_grad():
+        niw.components[1].module[2].bias.fill_(math.nan)
+    with pytest.raises(LossError, match="component 1"):
+        niw.posterior(lambda net: mse(net, x[0], y[0]), steps=0, from_mode=True)
+    assert niw.diagnostics()["responsibilities"] is None
+
+
+def test_a_state_that_does_not_fit_leaves_all_as_it_was():
+    niw = NIW([network() for _ in range(2)], 0.1)
+    before = {k: v.clone() for k, v in niw.state_dict().items()}
+    for name in ("components.1.hyper.log_variance.0", "log_weights"):
+        wrong = {k: v + 1.0 if v.is_floating_point() else v for k, v in before.items()}
+        wrong[name] = torch.full_like(wrong[name], math.nan)
+        with pytest.raises(CheckpointError, match=f"{name.split('.', 2)[-1]}' is not finite"):
+            niw.load_state_dict(wrong)
+        assert all(torch.equal(v, before[k]) for k, v in niw.state_dict().items())
+    with pytest.raises(CheckpointError, match="is unknown"):
+        niw.load_state_dict(NIW(network(), 0.1).state_dict(), strict=False)
+
+
+def test_a_warning_comes_once_for_all_components():
+    niw = NIW([nn.Sequential(nn.Linear(2, 1), nn.Tanh(), nn.LayerNorm(1)) for _ in range(3)], 0.1)
+    (x, y), _ = tasks()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(3):
+            learner = niw.clone(component=k)
+            learner.adapt(mse(learner, x[0], y[0]))
+    assert ["last_layer" in str(own.message) for own in caught] == [True]
+
+
+def test_a_posterior_has_no_graph_and_can_be_copied():
+    niw = NIW([network() for _ in range(2)], 0.1)
+    (x, y), _ = tasks()
+    post = copy.deepcopy(niw.posterior(lambda net: mse(net, x[0], y[0]), steps=2))
+    assert post.draw()(x[0]).shape == (N, 1)
+    assert all(part._module[0].weight.is_leaf for part in post.components)
+    with pytest.raises(ArgumentError, match="several tasks"):
+        BatchedEpisodes(niw, mse).posterior((x, y)).draw()
+
+
+def test_networks_are_drawn_by_their_components_responsibility():
+    torch.manual_seed(0)
+    niw = NIW([nn.Linear(1, 1, bias=False) for _ in range(2)], 0.1, temperature=0.0)
+    with torch.no_grad():
+        niw.log_weights.copy_(torch.tensor([0.25, 0.75]).log())
+        for k, part in enumerate(niw.components):
+            part.module.weight.fill_(float(k))
+            part.hyper.log_variance[0].fill_(-60.0)
+    prior = niw.prior()
+    drawn = torch.stack([prior.draw()(torch.ones(1, 1)) for _ in range(2000)])
+    assert drawn.round().mean().item() == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_frozen_component_is_named():
+    niw = NIW([network() for _ in range(2)], 0.1, allow_nograd=True)
+    niw.components[1].requires_grad_(False)
+    with pytest.raises(ModelError, match="frozen"):
+        niw.clone(component=1)
+
+
+def test_what_steps_of_adapt_do_not_have_is_refused():
+    niw = NIW(network(), 0.1)
+    (x, y), _ = tasks()
+    with pytest.raises(ArgumentError, match="from_mode"):
+        niw.posterior(lambda net: mse(net, x[0], y[0]), lr=0.1)

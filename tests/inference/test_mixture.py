@@ -16,14 +16,14 @@ from l2l_niw.inference.mixture import Energies, MixtureWeights, entropy, log_res
 B, K, QUERIES = 4, 3, 7
 
 
-def energies(evidence_weight=1.0, kl=False, noise=None):
+def energies(kl=False, noise=None):
     """Of K components, drawn at random."""
     found = []
     for _ in range(K):
         support, query, own = 3 * torch.randn(B), 3 * torch.rand(B), torch.rand(B) if kl else torch.zeros(B)
         constant = torch.zeros(B) if noise is None else torch.full((B,), QUERIES * math.log(noise))
         unit = torch.full((B,), 1.0 / QUERIES)
-        found.append(Energies(support, query, own, constant, unit, evidence_weight))
+        found.append(Energies(support, query, own, constant, unit))
     return found
 
 
@@ -43,7 +43,7 @@ def test_responsibilities_are_safe_where_exponentials_are_not():
 
 def test_with_evidence_of_weight_one_the_objective_is_the_marginal_likelihood(double):
     weights, parts = torch.tensor([0.2, 0.5, 0.3]), energies()
-    found = mixture_objective(weights.log(), parts)
+    found = mixture_objective(weights.log(), parts, 1.0)
     joint = sum(w * torch.exp(-part.support - part.query) for w, part in zip(weights, parts))
     assert torch.allclose(QUERIES * (found.loss + found.rest), -joint.log())
     predictive = joint / sum(w * torch.exp(-part.support) for w, part in zip(weights, parts))
@@ -51,8 +51,8 @@ def test_with_evidence_of_weight_one_the_objective_is_the_marginal_likelihood(do
 
 
 def test_a_chains_kl_is_added_to_its_query(double):
-    weights, parts = torch.tensor([0.2, 0.5, 0.3]), energies(0.0, kl=True)
-    found = mixture_objective(weights.log(), parts)
+    weights, parts = torch.tensor([0.2, 0.5, 0.3]), energies(kl=True)
+    found = mixture_objective(weights.log(), parts, 0.0)
     shares = log_responsibilities(weights.log(), torch.stack([part.support for part in parts], -1)).exp()
     costs = torch.stack([torch.exp(-part.query - part.kl) for part in parts], -1)
     assert torch.allclose(QUERIES * (found.loss + found.rest), -(shares * costs).sum(-1).log())
@@ -61,9 +61,8 @@ def test_a_chains_kl_is_added_to_its_query(double):
 @pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("kl", [True, False])
 def test_components_that_are_the_same_count_as_one(kl, uniform, double):
-    first = energies(0.0 if kl else 0.7, kl, noise=0.3)[0]
-    several, one = (mixture_objective(torch.randn(k), [first] * k, uniform) for k in (K, 1))
-    weight = first.evidence_weight
+    first, weight = energies(kl, noise=0.3)[0], 0.0 if kl else 0.7
+    several, one = (mixture_objective(torch.randn(k), [first] * k, weight, uniform) for k in (K, 1))
     assert torch.allclose(one.loss, first.query / QUERIES)
     assert torch.allclose(one.rest, (first.kl + weight * first.support) / QUERIES)
     assert torch.allclose(several.loss, one.loss)
@@ -72,7 +71,7 @@ def test_components_that_are_the_same_count_as_one(kl, uniform, double):
 
 def test_the_order_of_components_does_not_matter(double):
     weights, parts, order = torch.randn(K), energies(), [2, 0, 1]
-    found, other = mixture_objective(weights, parts), mixture_objective(weights[order], [parts[k] for k in order])
+    found, other = (mixture_objective(weights[own], [parts[k] for k in own], 1.0) for own in (list(range(K)), order))
     assert torch.allclose(found.loss, other.loss)
     assert torch.allclose(found.log_responsibilities[:, order], other.log_responsibilities)
 
@@ -84,9 +83,9 @@ def test_a_squared_error_counts_with_the_components_own_noise(double):
     for noise in noises:
         constant = torch.full((B,), QUERIES * (math.log(noise) + 0.5 * math.log(2 * math.pi)))
         unit = torch.full((B,), 2 * noise**2 / QUERIES)
-        parts.append(Energies(torch.zeros(B), squares / (2 * noise**2), torch.zeros(B), constant, unit, 1.0))
+        parts.append(Energies(torch.zeros(B), squares / (2 * noise**2), torch.zeros(B), constant, unit))
     logits = torch.zeros(2, requires_grad=True)
-    mixture_objective(logits, parts).loss.sum().backward()
+    mixture_objective(logits, parts, 1.0).loss.sum().backward()
     y = math.sqrt(0.2) * torch.ones(QUERIES)
     likelihood = torch.stack([Normal(0.0, noise).log_prob(y).sum() for noise in noises]).softmax(0)
     share = logits.grad / logits.grad[1]
@@ -99,8 +98,8 @@ def test_the_objective_by_gradcheck(double):
 
     def total(weights, *columns):
         constant, unit = torch.zeros(B), torch.full((B,), 0.2)
-        parts = [Energies(*columns[3 * k : 3 * k + 3], constant, unit, 0.6) for k in range(K)]
-        found = mixture_objective(weights, parts)
+        parts = [Energies(*columns[3 * k : 3 * k + 3], constant, unit) for k in range(K)]
+        found = mixture_objective(weights, parts, 0.6)
         return (found.loss + found.rest).sum()
 
     assert torch.autograd.gradcheck(total, leaves)
