@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 
 """
-Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML and neural processes, and the Bayes-optimal
-predictor.
+Sine-Line, the paper's regression: NIW beside RidgeNet, MAML, Reptile, PMAML, VAMPIRE, BMAML, ensembles and neural
+processes, and the Bayes-optimal predictor.
 
     python benchmarks/sine_line.py --tune --jobs 2       # search settings, on validation tasks: four for every row
     python benchmarks/sine_line.py --jobs 2              # train and score every row, five seeds, on the same test tasks

@@ -77,6 +77,17 @@ def support_loss(head):
     return lambda network, x, y: network(x, y).nll(y)
 
 
+def temperature(n):
+    """What a mean squared error of n examples is divided by to be minus the log-likelihood of targets with `NOISE`."""
+    return 2 * NOISE**2 / n
+
+
+def unflatten(flat, tensors):
+    """Parts of (..., D), each of the shape (..., that of one of the tensors)."""
+    parts = flat.split([t.numel() for t in tensors], -1)
+    return [part.reshape((*part.shape[:-1], *t.shape)) for part, t in zip(parts, tensors)]
+
+
 def query_loss(network, x, y, x_query, y_query):
     return network(x, y, x_query).nll(y_query)
 
@@ -156,13 +167,16 @@ class Functional(Plain):
     **Description**
 
     A method with weights of its own for every task, all tasks of a batch side by side. `leaves` is what it trains, a
-    dict of lists of tensors; `task_loss` and `task_outputs` are functions of it and of one task.
+    dict of lists of tensors, weights first; `task_loss` and `task_outputs` are functions of it and of one task, and
+    `prediction` is what the latter are the tensors of.
 
     **Arguments**
 
     * **head** (str) - The network's.
     * **compile** (bool, *optional*, default=True) - Whether a batch's gradient is one compiled program.
     """
+
+    prediction = Gaussian
 
     def __init__(self, head, compile=True):
         super().__init__(head)
@@ -173,7 +187,8 @@ class Functional(Plain):
         self._step = torch.compile(step, dynamic=False) if compile else step
 
     def groups(self, lr):
-        return [{"params": tensors, "lr": lr} for tensors in self.leaves.values()]
+        weights, *others = self.leaves.values()
+        return [{"params": weights, "lr": lr}, *({"params": tensors, "lr": SPREAD * lr} for tensors in others)]
 
     def call(self, weights):
         """The network with these weights."""
@@ -182,6 +197,10 @@ class Functional(Plain):
 
     def inner_gradient(self, weights, x, y):
         return grad(lambda w: self.inner_loss(self.call(w), x, y))(weights)
+
+    def components(self, weights, x, y, x_query):
+        """Means and standard deviations of several networks' predictions, (m, networks, 1)."""
+        return vmap(lambda w: self.call(w)(x, y, x_query).tensors(), out_dims=-2)(weights)
 
     def noise(self, tasks):
         """Random numbers, one row per task: drawn before a compiled program, which would have its own."""
@@ -206,4 +225,4 @@ class Functional(Plain):
         outputs = vmap(lambda noise, *task: self.task_outputs(leaves, noise, *task))(
             self.noise(len(tasks.x)), *tasks[:3]
         )
-        return Gaussian(*outputs)
+        return self.prediction(*outputs)

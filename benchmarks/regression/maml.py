@@ -3,7 +3,7 @@
 import math
 
 import torch
-from regression.base import SPREAD, Functional, query_loss
+from regression.base import Functional, query_loss
 from torch.func import vmap
 
 from l2l_niw.heads.predictions import Gaussian
@@ -29,10 +29,6 @@ class MAML(Functional):
         self.steps, self.lr = steps, lr
         if learn_lr:
             self.leaves["log_lr"] = [torch.full_like(p, math.log(lr)) for p in self.leaves["weights"]]
-
-    def groups(self, lr):
-        weights, *rates = super().groups(lr)
-        return [weights, *({**group, "lr": SPREAD * lr} for group in rates)]
 
     def adapt(self, leaves, x, y):
         weights = leaves["weights"]

@@ -3,9 +3,22 @@
 import math
 
 import torch
-from regression.base import SPREAD, Functional, query_loss
+from regression.base import Functional, query_loss, unflatten
 
 from l2l_niw.heads.predictions import GaussianMixture
+
+
+def draw(mean, log_scale, noise):
+    """Weights of one network or of several, from noise (..., D)."""
+    return [m + s.exp() * e for m, s, e in zip(mean, log_scale, unflatten(noise, mean))]
+
+
+def kl(q, p):
+    """KL(q || p) of Gaussians with diagonal covariances, each a mean and a log standard deviation."""
+    return sum(
+        (ps - qs + 0.5 * (torch.exp(2 * (qs - ps)) + ((qm - pm) * torch.exp(-ps)).square() - 1)).sum()
+        for qm, qs, pm, ps in zip(*q, *p)
+    )
 
 
 class PMAML(Functional):
@@ -36,10 +49,6 @@ class PMAML(Functional):
         for name, value in (("log_sigma", scale), ("log_v", scale), ("log_gamma_p", lr), ("log_gamma_q", lr)):
             self.leaves[name] = [torch.full_like(w, math.log(value)) for w in self.leaves["weights"]]
 
-    def groups(self, lr):
-        weights, *others = super().groups(lr)
-        return [weights, *({**group, "lr": SPREAD * lr} for group in others)]
-
     def noise(self, tasks):
         return torch.randn(tasks, sum(w.numel() for w in self.leaves["weights"]))
 
@@ -49,10 +58,6 @@ class PMAML(Functional):
         triples = zip(leaves["weights"], leaves[rates], gradients)
         return [w - rate.exp() * g for w, rate, g in triples], leaves[scales]
 
-    def draw(self, mean, log_scale, noise):
-        pieces = noise.split([m.numel() for m in mean])
-        return [m + s.exp() * e.view_as(m) for m, s, e in zip(mean, log_scale, pieces)]
-
     def adapt(self, weights, x, y):
         for _ in range(self.steps):
             weights = [w - self.lr * g for w, g in zip(weights, self.inner_gradient(weights, x, y))]
@@ -61,15 +66,11 @@ class PMAML(Functional):
     def task_loss(self, leaves, noise, x, y, x_query, y_query):
         everything = torch.cat([x, x_query]), torch.cat([y, y_query])
         q, p = self.law(leaves, "log_gamma_q", "log_v", *everything), self.law(leaves, "log_gamma_p", "log_sigma", x, y)
-        kl = sum(
-            (ps - qs + 0.5 * (torch.exp(2 * (qs - ps)) + ((qm - pm) * torch.exp(-ps)).square() - 1)).sum()
-            for qm, qs, pm, ps in zip(*q, *p)
-        )
-        weights = self.adapt(self.draw(*q, noise), x, y)
-        return query_loss(self.call(weights), x, y, x_query, y_query) + self.beta * kl / len(x_query)
+        weights = self.adapt(draw(*q, noise), x, y)
+        return query_loss(self.call(weights), x, y, x_query, y_query) + self.beta * kl(q, p) / len(x_query)
 
     def task_outputs(self, leaves, noise, x, y, x_query):
-        weights = self.adapt(self.draw(*self.law(leaves, "log_gamma_p", "log_sigma", x, y), noise), x, y)
+        weights = self.adapt(draw(*self.law(leaves, "log_gamma_p", "log_sigma", x, y), noise), x, y)
         return self.call(weights)(x, y, x_query).tensors()
 
     @torch.no_grad()

@@ -5,9 +5,12 @@ from itertools import product
 from typing import Callable, Optional
 
 from regression.base import NeuralProcess, Plain
+from regression.bmaml import BMAML
+from regression.ensemble import Ensemble
 from regression.maml import MAML, Reptile
 from regression.niw import MixtureMethod, NIWMethod, NIWProcess, RankMethod, RankProcess
 from regression.pmaml import PMAML
+from regression.vampire import VAMPIRE
 
 OUTER = (0.004, 0.001, 0.002, 0.008)  # learning rates of what has no inner one
 TWO = (0.004, 0.0015)  # of what has one
@@ -97,6 +100,12 @@ ROWS = {
     ),
     "reptile": Row("Reptile", lambda lr: Reptile("linear", 5, lr), SMALL_STEPS),
     "pmaml": Row("PMAML", lambda lr: PMAML("linear", 5, lr), SMALL_STEPS),
+    "vampire": Row("VAMPIRE", lambda lr: VAMPIRE("linear", 5, lr), SMALL_STEPS),
+    "bmaml": Row("BMAML", lambda lr: BMAML("linear", 5, lr), STEPS),
+    "bmaml-plain": Row("BMAML, plain", lambda lr: BMAML("plain", 5, lr), LARGE_STEPS, "maml-plain-5"),
+    "ensemble-bayesian-ridge-4": Row(
+        "four Bayesian ridges", lambda: Ensemble(lambda: Plain("bayesian-ridge"), 4), baseline="bayesian-ridge"
+    ),
     "maml-ridge-1": Row("MAML, ridge, 1 step", lambda lr: MAML("ridge", 1, lr), SMALL_STEPS, "ridge"),
     "maml-ridge-5": Row("MAML, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr), SMALL_STEPS, "ridge"),
     "meta-sgd-ridge-5": Row("Meta-SGD, ridge, 5 steps", lambda lr: MAML("ridge", 5, lr, True), SMALL_STEPS, "ridge"),
