@@ -35,7 +35,7 @@ SETTINGS = {
     "maml-plain-1": {"lr": 0.03, "compile": False},
     BASE_ROW: {"lr": 0.03, "compile": False},
     NIW_ROW: {"kl_weight": 3.0},
-    MIXTURE_ROW: {"kl_weight": 1.0},
+    MIXTURE_ROW: {"kl_weight": 3.0},
 }
 SHOWN = 4  # tasks on the page
 GRID = torch.linspace(-5, 5, 101)

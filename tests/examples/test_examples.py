@@ -56,10 +56,13 @@ def test_the_demo_prints_a_table_and_writes_a_page_of_its_own(tmp_path, capsys):
         assert f"\n{title}" in printed
         assert f"{found[row]['nll']:.3f}" in page
         assert f"{title}, task 4" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     elsewhere = {link.rstrip('">') for link in re.findall(r"(?:src|href)=\S+|url\(\S+", page)}
     assert all("#" in link for link in elsewhere), "the page fetches something"
     assert all(distance >= 0 for distance in found[demo.NIW_ROW]["movement"].values())
+    shares = found[demo.MIXTURE_ROW]["shares"]
+    assert list(shares) == ["straight lines", "sines", "task 1", "task 2", "task 3", "task 4"]
+    assert all(sum(own) == pytest.approx(1.0) for own in shares.values())
 
 
 HEAD_EXAMPLES = sorted(p.stem for p in (ROOT / "examples" / "heads").glob("*.py") if p.stem not in ("compare", "tasks"))
