@@ -133,7 +133,7 @@ def table(found):
     return rows
 
 
-def main(budget=2000, test_tasks=2000, seed=0, out=Path("demo"), show=False):
+def main(budget=1500, test_tasks=2000, seed=0, out=Path("demo"), show=False):
     began = time.perf_counter()
     found = run(budget, test_tasks, seed)
     rows = table(found)
@@ -152,7 +152,7 @@ def main(budget=2000, test_tasks=2000, seed=0, out=Path("demo"), show=False):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=int, default=2000, help=f"batches of {TASKS} tasks, for every method")
+    parser.add_argument("--budget", type=int, default=1500, help=f"batches of {TASKS} tasks, for every method")
     parser.add_argument("--test-tasks", type=int, default=2000, help="new tasks that all are scored on")
     parser.add_argument("--seed", type=int, default=0, help="makes a run repeatable")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the page")
