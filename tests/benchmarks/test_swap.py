@@ -34,7 +34,7 @@ def test_a_run_s_own_file_wins(results):
     run = swap.load_runs(results)["NIW", 1]
     (results / "NIW-1.json").write_text(json.dumps({**run, "seconds": 3e6}))
     assert swap.load_runs(results)["NIW", 1]["seconds"] == 3e6
-    assert len(swap.load_runs(results)) == 12
+    assert len(swap.load_runs(results)) == 3 * len(swap.METHODS)
 
 
 @pytest.mark.parametrize("text", ["{", '{"row": "ridge"}', '{"method": "SVM"}'])
