@@ -12,6 +12,7 @@ from l2l_niw.errors import ArgumentError, LossError, NIWError
 from l2l_niw.heads.predictions import Prediction
 from l2l_niw.utils._checks import check_finite, check_loss, check_number
 from l2l_niw.utils._functional import batch_size, replica_by_name
+from l2l_niw.utils._shared import Calls, compute_once
 
 Outputs = Union[Tensor, Prediction]
 Weights = Dict[str, Tensor]
@@ -127,18 +128,26 @@ class GaussianWeights:
         if vectorize is None:
             convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
             vectorize = not (convolves and next(iter(self.mean.values())).device.type == "cpu")
-        outputs = []
+        outputs: List[Any] = []
+        calls: Dict[str, Calls] = {}
         for size in [samples] if vectorize else [1] * samples:  # networks that are held at a time
             drawn = [self.rsample() for _ in range(size)]
             weights = {name: torch.stack([w[name] for w in drawn]) for name in self.mean}
-            outputs += run_networks(self._module, weights, args, kwargs, vectorize)
+            outputs += run_networks(self._module, weights, args, kwargs, vectorize, calls)
         return outputs[0].mix(outputs) if isinstance(outputs[0], Prediction) else torch.stack(outputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(d={sum(t.numel() for t in self.mean.values())})"
 
 
-def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict, vectorize: bool) -> List[Any]:
+def run_networks(
+    module: nn.Module,
+    weights: Weights,
+    args: tuple,
+    kwargs: dict,
+    vectorize: bool,
+    calls: Optional[Dict[str, Calls]] = None,
+) -> List[Any]:
     """
     **Description**
 
@@ -151,11 +160,15 @@ def run_networks(module: nn.Module, weights: Weights, args: tuple, kwargs: dict,
     * **weights** (dict) - By name, (S, ...) or (S, B, ...).
     * **args**, **kwargs** - The module's; for tasks, every tensor among them has a leading dimension B.
     * **vectorize** (bool) - Whether to run them at once.
+    * **calls** (dict, *optional*, default=None) - What modules without random weights have computed for other networks,
+        which run one after another: it is not computed again.
     """
     name, first = next(iter(weights.items()))
     lead = first.shape[: first.dim() - dict(module.named_parameters())[name].dim()]
     buffers = dict(module.named_buffers())
     replica = replica_by_name(module, [*weights, *buffers])
+    if calls is not None and not vectorize:
+        compute_once(replica.module, list(weights), calls)
     inputs = [*args, *kwargs.values()]
     mapped = [a for a in inputs if isinstance(a, Tensor)]  # what is no tensor is the same for every network
     kinds: List[type] = []
