@@ -2,6 +2,7 @@
 
 import io
 import json
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,7 +18,7 @@ REMEDY = "Restore it from git, or delete it and run the benchmark anew."
 BEGINNING = (1980, 1, 1, 0, 0, 0)  # a zip file's earliest date, instead of the time of writing
 UNREADABLE = (
     OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, RuntimeError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error,
+    SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # what numpy and zipfile raise of files that are cut off, damaged or something else  # fmt: skip
 
 
