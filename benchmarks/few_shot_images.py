@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
 
 """
-Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge and MetaQDA on Omniglot and CIFAR-FS, with calibration.
+Few-shot images: NIW beside MAML, ANIL, Reptile, ProtoNet, ridge, MetaOptNet, FEAT, MetaQDA and the fixed backbone alone
+on CIFAR-FS, with calibration, in domain and under shift.
 
     python benchmarks/few_shot_images.py --data ROOT --tune --jobs 2     # search settings, on validation tasks
     python benchmarks/few_shot_images.py --data ROOT --jobs 2            # train and test every method, three seeds
-    python benchmarks/few_shot_images.py --columns omniglot-20-1 --methods protonet niw-ncc --data ROOT
+    python benchmarks/few_shot_images.py --columns cifarfs-5-1 --methods protonet niw-ncc --data ROOT
     python benchmarks/few_shot_images.py --report                        # tables and plots of what has been run
 
-Every method has the same backbone, the same training tasks, as many of them, and a search over four settings: learning
-rates, after a quarter of the training, or all of it for a head alone. NIW has those of the same network without it, and
-with a head searches the width of its prior too; inner steps of heads, which have none without NIW, were set by hand.
-A run that was stopped resumes where it was, and a finished one is not run again. A column's finished runs are packed
-into its results.npz, from which its report can be made again and which counts as done; the folders under runs/ stay as
-they are. Where settings have changed, the folder of a run with the old ones has to be moved away first.
+Every method has the same backbone, the same four pretrainings, the same training tasks, as many of them, and a search
+over four settings: learning rates, after a quarter of the training, or all of it for a head alone. NIW has those of the
+same network without it, and with a head searches the width of its prior too; inner steps of heads, which have none
+without NIW, were set by hand. A run that was stopped resumes where it was, and a finished one is not run again. A
+column's finished runs are packed into its results.npz, from which its report can be made again and which counts as
+done; the folders under runs/ stay as they are. Where settings have changed, the folder of a run with the old ones has
+to be moved away first. Pretrained weights are kept under results/images/pretrained; without them the first run makes
+them, half an hour each.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from dataclasses import replace
 from itertools import product
@@ -30,32 +34,40 @@ from l2l_niw.metrics import calibration
 from l2l_niw.reports import pack, report
 from l2l_niw.reports._packed import ARRAYS_FILE
 from l2l_niw.reports.image_runs import packed_configs
-from l2l_niw.utils._files import read_json, write
+from l2l_niw.utils._disk_cache import cache_path
+from l2l_niw.utils._files import make_folder, read_json, write
 from l2l_niw.vision import METHODS, Config
 from l2l_niw.vision.compare import compare, run_all
 from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
 
 RESULTS = Path(__file__).parent / "results" / "images"
-BUDGET = {"pretraining": 10, "iterations": 400, "validations": 4, "validation_tasks": 50}
+BUDGET = {
+    "filters": 64, "pretraining": 60, "backbones": 4, "batchnorm": "running", "precision": "bfloat16",
+    "iterations": 1000, "validations": 10, "validation_tasks": 100,
+}  # fmt: skip
 COLUMNS = {
-    "omniglot-20-1": Config(dataset="omniglot", ways=20, shots=1, queries=5, train_queries=2, **BUDGET),
     "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, **BUDGET),
     "cifarfs-5-5": Config(dataset="cifarfs", ways=5, shots=5, queries=15, train_queries=5, **BUDGET),
 }
+SHIFTED = ("cifarfs-5-1",)  # columns whose runs are scored under shift too
 INNER_OF_HEADS = {"cifarfs-5-5": 0.001}  # under NIW: with five shots 0.01 costs accuracy on validation tasks
 TRIAL = 4  # a trial of the search has this part of the iterations, but that of a head alone, which is cheap, all
-TUNING_SEED, TUNING_TASKS = 100, 100
-OUTER = (0.0005, 0.001, 0.003, 0.006)  # learning rates of what has no inner one
+TUNING_SEED, TUNING_TASKS = 100, 200
+OUTER = (0.0001, 0.0003, 0.001, 0.003)  # learning rates of what has no inner one
 HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, which bears larger ones
-TWO = (0.001, 0.003)
-LINEAR = (0.1, 0.4)  # inner learning rates of a linear head
-INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), LINEAR), "reptile": (0.05, 0.2)}
-WIDTHS = (0.0125, 0.025, 0.05, 0.1)  # standard deviations of weights between tasks, of heads under NIW
-FULL = "niw-full"  # which has settings of its own, though a baseline
-LEFT_OUT = {"omniglot-20-1": (FULL,)}  # not run yet
-FULL_WIDTHS = (10.0, 20.0)  # of its prior, a tenth of these each
-HEADS = [method for method, spec in METHODS.items() if spec.prior_std is not None and method != FULL]
-SEARCHED = [method for method, spec in METHODS.items() if spec.baseline is None or method == FULL]
+TWO = (0.0003, 0.001)
+INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), (0.1, 0.4)), "reptile": (0.05, 0.2), "linear": (0.1, 0.4)}
+FULL, FULL_WIDTHS = "niw-full", (10.0, 20.0)  # has settings of its own; a tenth of these is its prior's width
+WIDTHS = (0.25, 0.5, 1.0, 2.0)  # of the prior of heads under NIW, relative to the method's default
+SEARCHED = [
+    method for method, spec in METHODS.items() if method == FULL or spec.baseline is None and spec.settings_of is None
+]  # learning rates
+HEADS = [
+    method
+    for method, spec in METHODS.items()
+    if spec.prior_std is not None and method != FULL and spec.settings_of is None
+]  # widths
+ONLY = {"niw-ncc-rank": ("cifarfs-5-5",), "niw-qda-rank": ("cifarfs-5-5",)}  # one shot says nothing by leaving it out
 
 
 def space(method):
@@ -99,22 +111,32 @@ def choose(column, method, settings, lines, results):
 
 def run_trials(runs, data, jobs):
     """What failed because it diverged, by folder; whatever else fails is an error."""
-    failures = run_all(runs, data, jobs, test=False)
+    failures = run_all(runs, data, jobs, stages=["train"])
     broken = [failure.text for failure in failures.values() if not failure.diverged]
     if broken:
         raise NIWError("\n".join(broken))
     return failures
 
 
+def searches_of(method, width=True):
+    """The methods whose searches a method's settings are from: its baseline, for learning rates, and itself."""
+    spec = METHODS[method]
+    if spec.settings_of is not None:
+        return searches_of(spec.settings_of, width)
+    if method in SEARCHED:
+        return [method]
+    return [spec.baseline, *([method] if width and method in HEADS else [])]
+
+
 def settings_of(column, method, results, width=True):
     """What the searches have chosen: a method's learning rates, or its baseline's, and the width of a head's prior."""
-    found, baseline = read_settings(column, results), METHODS[method].baseline or method
-    baseline = method if method == FULL else baseline
-    wanted = [baseline, method] if width and method in HEADS else [baseline]
+    found, wanted = read_settings(column, results), searches_of(method, width)
     for name in wanted:
         if name not in found:
             print(f"{column}: no settings were searched for {name}; {method} has defaults.")
-    own = {"inner_lr": INNER_OF_HEADS[column]} if method in HEADS and column in INNER_OF_HEADS else {}
+    spec, own = METHODS[method], {}
+    if spec.inner_lr is not None and spec.prior_std is not None and column in INNER_OF_HEADS:
+        own["inner_lr"] = INNER_OF_HEADS[column]
     for name in wanted:
         own.update(found.get(name, {}))
     return own
@@ -147,8 +169,9 @@ def search_widths(column, methods, data, jobs, results):
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))
     for method, folder in folders.items():
-        lines = [{"prior_std": width, **score_width(folder, width, data)} for width in WIDTHS]
-        choose(column, method, [{"prior_std": width} for width in WIDTHS], lines, results)
+        widths = [METHODS[method].prior_std * factor for factor in WIDTHS]
+        lines = [{"prior_std": width, **score_width(folder, width, data)} for width in widths]
+        choose(column, method, [{"prior_std": width} for width in widths], lines, results)
 
 
 def score_width(folder, width, data):
@@ -166,11 +189,22 @@ def score_width(folder, width, data):
 def table(column, args):
     """Trains and tests every method with the settings that the searches have chosen, and packs the results."""
     config, folder = COLUMNS[column], args.results / column
-    methods = [method for method in args.methods if method not in LEFT_OUT.get(column, ())]
+    methods = [method for method in args.methods if column in ONLY.get(method, (column,))]
     settings = {method: settings_of(column, method, args.results) for method in methods}
     done = packed_configs(folder, config)
-    compare(config, folder, methods, args.seeds, args.data, args.jobs, settings, done)
+    stages = ("train", "test", "shift") if column in SHIFTED else ("train", "test")
+    compare(config, folder, methods, args.seeds, args.data, args.jobs, settings, done, stages)
     pack(folder)
+
+
+def share_pretrained(results):
+    """Puts pretrained weights that are kept beside the results into the cache, and new ones beside the results."""
+    kept, cache = results / "pretrained", cache_path("").parent
+    for source, target in ((kept, cache), (cache, kept)):
+        for path in source.glob("cifarfs-conv4-64-60-*.safetensors"):
+            if not (target / path.name).exists():
+                make_folder(target)
+                shutil.copy(path, target / path.name)
 
 
 def main():
@@ -189,6 +223,8 @@ def main():
     unsearched = [method for method in args.methods if method not in (*SEARCHED, *HEADS)]
     if args.tune and len(unsearched) == len(args.methods):
         parser.error(f"--tune: {', '.join(unsearched)} has its baseline's settings, and no search of its own.")
+    if not args.report:
+        share_pretrained(args.results)
     for column in args.columns:
         if args.tune:
             search(column, args.methods, args.data, args.jobs, args.results)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from l2l_niw import NIW
 from l2l_niw.vision import Config, build
-from l2l_niw.vision.backbone import start_of
+from l2l_niw.vision.pretraining import load_start
 from l2l_niw.vision.runs import tasksets_of
 
 
@@ -78,7 +78,7 @@ def main():
     config = Config(method="maml", train_queries=5, **{name: getattr(args, name) for name in names})
     tasks, method = tasksets_of(config, args.data).train, build(config)
     if config.pretraining:
-        method.backbone.load_state_dict(start_of(config, args.data))
+        load_start(method.backbones[0], config, args.data)
     model, done = method.module.module, 0
     print("| after batches | gradient of | cosine with MAML's | length / MAML's | ms per task |\n|---|---|---|---|---|")
     for batches in sorted(args.batches):

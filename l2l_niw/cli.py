@@ -76,6 +76,11 @@ def make_parser() -> argparse.ArgumentParser:
     test.add_argument("run", help="folder of the run")
     test.add_argument("--samples", type=int, help="posterior samples per prediction (default: as in the run's config)")
     add_data(test)
+    shift = commands.add_parser(
+        "shift", help="score a trained run under shift: corrupted queries, other classes, ways and shots, unknown ones"
+    )
+    shift.add_argument("run", help="folder of the run")
+    add_data(shift)
     compare = commands.add_parser("compare", help="train and test several methods with several seeds, and report")
     compare.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD",
                          help=f"any of {', '.join(METHODS)} (default: all; *-fixed if pretrained)")  # fmt: skip
@@ -118,6 +123,7 @@ def run(args: argparse.Namespace) -> None:
         return
     from l2l_niw.vision import evaluate, train
     from l2l_niw.vision.compare import compare, read_settings
+    from l2l_niw.vision.shift import evaluate_shift
 
     if args.command == "train":
         config = config_of(args)
@@ -127,6 +133,12 @@ def run(args: argparse.Namespace) -> None:
     elif args.command == "test":
         for name, value in evaluate(args.run, args.data, args.samples).items():
             print(f"{name:>18}  {format(value, '.4g') if isinstance(value, (int, float)) else value}")
+    elif args.command == "shift":
+        columns = ("accuracy", "ece", "nll", "aurc", "coverage", "auroc")
+        print(f"{'':>14}  " + "  ".join(f"{name:>8}" for name in columns))
+        for name, scores in evaluate_shift(args.run, args.data).items():
+            values = ("" if scores[key] is None else format(scores[key], ".4f") for key in columns)
+            print(f"{name:>14}  " + "  ".join(f"{value:>8}" for value in values))
     else:
         settings = None if args.settings is None else read_settings(args.settings)
         compare(config_of(args), folder_of("--out", args.out), args.methods, args.seeds, args.data, args.jobs, settings)

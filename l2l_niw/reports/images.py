@@ -10,11 +10,19 @@ import torch
 from l2l_niw.errors import require
 from l2l_niw.metrics import Interval, bootstrap
 from l2l_niw.metrics.calibration import Reliability, plot_reliability
+from l2l_niw.reports import image_runs, image_shift
 from l2l_niw.reports._intervals import Kept, kept_intervals
 from l2l_niw.reports._pages import page
-from l2l_niw.reports.image_runs import Run, load, pack
+from l2l_niw.reports.image_runs import Run, load
 from l2l_niw.vision.config import SHARED_OPTIONS
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS
+
+STATISTICS = {
+    "batch": "BatchNorm takes the statistics of the support and of the query, each by itself, as in MAML: all methods "
+    "are transductive.",
+    "running": "BatchNorm has the pretraining's statistics, so that a query is predicted by itself, but in rows that "
+    "are called transductive.",
+}
 
 
 def baseline(method: str) -> Optional[str]:
@@ -198,8 +206,15 @@ def report(folder: Path) -> str:
     results.append("![Validation accuracy and NLL during training](curves.png)")
     if (folder / "reliability.png").exists():
         results.append("![Reliability](reliability.png)")
+    results += image_shift.section(folder)
     title = f"{config['dataset']}, {config['ways']}-way {config['shots']}-shot"
     return page(folder, title, results, setup(methods, config))
+
+
+def pack(folder: Path) -> None:
+    """Writes what the report needs of all runs into one file, and what was scored under shift into another."""
+    image_runs.pack(folder)
+    image_shift.pack(folder)
 
 
 def setup(methods: Dict[str, List[Run]], config: Dict[str, Any]) -> str:
@@ -207,9 +222,9 @@ def setup(methods: Dict[str, List[Run]], config: Dict[str, Any]) -> str:
     budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS)
     text = (
         f"Every method: {budget}; learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of supervised "
-        "pretraining on all training classes, with the same weights for all methods of a seed. BatchNorm takes the "
-        "statistics of the support and of the query, each by itself, as in MAML: all methods are transductive. MetaQDA "
-        "as published has a fixed backbone; its other rows, and NIW with it, train the backbone too. Accuracy: mean "
+        "pretraining on all training classes, with the same weights for all methods of a seed. "
+        f"{STATISTICS[config['batchnorm']]} MetaQDA as published has a fixed backbone; its other rows, and NIW with "
+        "it, train the backbone too. Accuracy: mean "
         "and 95% interval over test tasks and seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
         "after temperature scaling, fitted on validation tasks. Seconds are of training, on one thread; memory is the "
         f"whole process's peak, with code and images.{machines(methods)}"

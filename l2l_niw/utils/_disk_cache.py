@@ -10,6 +10,11 @@ from torch import Tensor
 from l2l_niw.errors import NIWError, WriteError, require
 
 
+def cache_path(name: str) -> Path:
+    """The file of this name in torch's cache."""
+    return Path(torch.hub.get_dir()) / "l2l_niw" / f"{name}.safetensors"
+
+
 def disk_cache(name: str, make: Callable[[], Dict[str, Tensor]]) -> Dict[str, Tensor]:
     """
     **Description**
@@ -29,7 +34,7 @@ def disk_cache(name: str, make: Callable[[], Dict[str, Tensor]]) -> Dict[str, Te
     ~~~
     """
     safetensors = require("safetensors.torch", "vision")
-    path = Path(torch.hub.get_dir()) / "l2l_niw" / f"{name}.safetensors"
+    path = cache_path(name)
     broken = require("safetensors", "vision").SafetensorError
     if not path.exists():
         try:

@@ -13,11 +13,12 @@ from l2l_niw.data.images import data_root
 from l2l_niw.errors import ArgumentError, CheckpointError, NIWError, require
 from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._files import folder_of
-from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import SHARED_OPTIONS, Config
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS, complete, trainable
+from l2l_niw.vision.pretraining import pretrained
 from l2l_niw.vision.runs import read_log, tasksets_of
 
+STAGES = {"train": "", "test": "metrics.json", "shift": "shift.json"}  # of a run, and what is there after it
 DIVERGED = 3  # exit code of the command line when a training diverges
 
 
@@ -28,18 +29,18 @@ class Failure(NamedTuple):
     diverged: bool
 
 
-def commands_left(config: Config, folder: Path, test: bool = True) -> List[str]:
+def commands_left(config: Config, folder: Path, stages: Sequence[str] = ("train", "test")) -> List[str]:
     """
     **Description**
 
-    Which of `train` and `test` a run still needs. A finished training whose log is missing or broken needs `train`,
-    which then only writes the log again, from the checkpoint. A folder with another run is an error.
+    Which of the stages a run still needs. A finished training whose log is missing or broken needs `train`, which then
+    only writes the log again, from the checkpoint. A folder with another run is an error.
 
     **Arguments**
 
     * **config** (Config) - As `complete` returns it.
     * **folder** (Path) - Of the run.
-    * **test** (bool, *optional*, default=True) - Whether it is to be tested too.
+    * **stages** (sequence, *optional*, default=('train', 'test')) - Of `STAGES`.
     """
     config.check(folder)
     try:
@@ -47,12 +48,11 @@ def commands_left(config: Config, folder: Path, test: bool = True) -> List[str]:
     except CheckpointError:
         log = []
     trained = bool(log) and log[-1]["iteration"] == config.iterations
-    tested = (folder / "metrics.json").exists()
-    if trained and (tested or not test):
-        return []
-    if tested and (folder / "checkpoint.pt").exists():
-        return ["train"]
-    return ["train", "test"] if test else ["train"]
+    left = [stage for stage in stages if stage != "train" and not (folder / STAGES[stage]).exists()]
+    tested = (folder / STAGES["test"]).exists()
+    if trained and (tested or "test" not in stages):
+        return left
+    return ["train", *left] if (folder / "checkpoint.pt").exists() else list(stages)
 
 
 def arguments(config: Config) -> List[str]:
@@ -62,7 +62,10 @@ def arguments(config: Config) -> List[str]:
 
 
 def run_all(
-    runs: Sequence[Tuple[Config, Path]], root: Union[str, Path, None] = None, jobs: int = 1, test: bool = True
+    runs: Sequence[Tuple[Config, Path]],
+    root: Union[str, Path, None] = None,
+    jobs: int = 1,
+    stages: Sequence[str] = ("train", "test"),
 ) -> Dict[Path, Failure]:
     """
     **Description**
@@ -76,19 +79,19 @@ def run_all(
     * **runs** (sequence) - Configs and folders.
     * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
     * **jobs** (int, *optional*, default=1) - Runs at a time.
-    * **test** (bool, *optional*, default=True) - Whether they are tested too.
+    * **stages** (sequence, *optional*, default=('train', 'test')) - Of `STAGES`.
     """
     check_number("jobs", jobs, 1, whole=True)
     variables = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "L2L_NIW_DATA": str(data_root(root))}
     runs = [(complete(config), folder) for config, folder in runs]
-    left = {folder: commands_left(config, folder, test) for config, folder in runs}
+    left = {folder: commands_left(config, folder, stages) for config, folder in runs}
     waiting = [(config, folder) for config, folder in runs if left[folder]]
 
     def start(run: Tuple[Config, Path]) -> Optional[Failure]:
         config, folder = run
-        options = {"train": [*arguments(config), "--out"], "test": []}
         for command in left[folder]:
-            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", command, *options[command], str(folder)]
+            options = [*arguments(config), "--out"] if command == "train" else []
+            line = [sys.executable, "-W", "ignore", "-m", "l2l_niw", command, *options, str(folder)]
             done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True)
             if done.returncode:
                 text = f"{' '.join(line)} failed (exit code {done.returncode}):\n{done.stderr.strip()}"
@@ -97,8 +100,8 @@ def run_all(
 
     for config, _ in waiting:
         tasksets_of(config, root)
-        if config.pretraining:
-            start_of(config, root)  # once, before runs start at the same time
+        for component in range(METHODS[config.method].components if config.pretraining else 0):
+            pretrained(config, config.pretraining_seed(component), root)  # once, before runs start at the same time
     bar = require("tqdm", "examples").tqdm(total=len(runs), initial=len(runs) - len(waiting), desc="runs")
     failures: Dict[Path, Failure] = {}
     with bar, ThreadPoolExecutor(jobs) as pool:
@@ -119,6 +122,7 @@ def compare(
     jobs: int = 1,
     settings: Optional[Dict[str, dict]] = None,
     done: Sequence[Config] = (),
+    stages: Sequence[str] = ("train", "test"),
 ) -> None:
     """
     **Description**
@@ -136,6 +140,7 @@ def compare(
     * **jobs** (int, *optional*, default=1) - Runs at a time.
     * **settings** (dict, *optional*, default=None) - Options of single methods: {method: {name: value}}.
     * **done** (sequence, *optional*, default=()) - Complete configs of runs whose results are kept elsewhere.
+    * **stages** (sequence, *optional*, default=('train', 'test')) - Of `STAGES`.
     """
     folder = folder_of("folder", folder)
     settings, methods = settings or {}, trainable(config) if methods is None else methods
@@ -165,7 +170,7 @@ def compare(
     configs = [c for c in configs if c not in done]
     if not configs:
         return
-    failures = run_all([(c, folder / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs)
+    failures = run_all([(c, folder / "runs" / f"{c.method}-{c.seed}") for c in configs], root, jobs, stages)
     if failures:
         raise NIWError("\n".join(failure.text for failure in failures.values()))
 

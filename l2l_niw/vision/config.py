@@ -10,9 +10,11 @@ from l2l_niw.utils._checks import check_number, check_seed
 from l2l_niw.utils._files import make_folder, read_json, write
 
 SHARED_OPTIONS = (
-    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "iterations", "meta_batch",
-    "validations", "validation_tasks", "scaling_tasks", "test_tasks",
+    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "backbones", "batchnorm",
+    "precision", "iterations", "meta_batch", "validations", "validation_tasks", "scaling_tasks", "test_tasks",
 )  # the same for all methods of a comparison  # fmt: skip
+
+CHOICES = {"batchnorm": ("batch", "running"), "precision": ("float32", "bfloat16")}
 
 
 def option(default: Any, text: str) -> Any:
@@ -42,6 +44,9 @@ class Config:
     train_queries: int = option(5, "query images per class in training tasks")
     filters: int = option(32, "filters of each of the four convolutions")
     pretraining: int = option(0, "epochs of supervised pretraining of the backbone on all training classes")
+    backbones: Optional[int] = option(None, "pretrainings that seeds take in turn; by default each seed has its own")
+    batchnorm: str = option("batch", "BatchNorm's statistics: 'batch', as in MAML, or the pretraining's, 'running'")
+    precision: str = option("float32", "what the backbone computes in: 'float32', or 'bfloat16', faster on new CPUs")
     iterations: int = option(2000, "meta-training iterations, one meta-batch each")
     meta_batch: int = option(4, "tasks per meta-batch")
     lr: Optional[float] = option(None, "Adam's learning rate, annealed to 0 on a cosine")
@@ -65,6 +70,13 @@ class Config:
             check_number(name, getattr(self, name), 2, whole=True)
         check_number("pretraining", self.pretraining, 0, whole=True)
         check_seed(self.seed)
+        if self.backbones is not None:
+            check_number("backbones", self.backbones, 1, whole=True)
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ArgumentError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        if self.batchnorm == "running" and not self.pretraining:
+            raise ArgumentError("batchnorm='running' takes the pretraining's statistics: give pretraining, 10 or more.")
         for name in ("lr", "inner_lr", "prior_std"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, strict=True)
@@ -73,6 +85,11 @@ class Config:
                 check_number(name, getattr(self, name), 1, whole=True)
         if self.temperature is not None:
             check_number("temperature", self.temperature, 0)
+
+    def pretraining_seed(self, component: int = 0) -> int:
+        """The seed of the pretraining that a component of the run starts from; the first is that of the run's seed."""
+        seed = self.seed + component
+        return seed if self.backbones is None else seed % self.backbones
 
     def check(self, folder: Path, names: Optional[Sequence[str]] = None) -> None:
         """

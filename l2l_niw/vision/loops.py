@@ -1,9 +1,10 @@
 """Per-task loops of the methods: the loss in training, the predictions at meta-test."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,22 @@ class Method(ABC):
 
     module: Any  # a Module, which has `clone` if tasks adapt it
     samples: int = 1  # posterior samples, for NIW
+    fixed_ways: bool = False  # whether it cannot tell more classes apart than it was built for
 
     @property
-    def backbone(self) -> Backbone:
-        """The network that all methods share."""
-        return next(part for part in self.module.modules() if isinstance(part, Backbone))
+    def backbones(self) -> List[Backbone]:
+        """The network that all methods share, of each component."""
+        return [part for part in self.module.modules() if isinstance(part, Backbone)]
+
+    @property
+    def members(self) -> Sequence["Method"]:
+        """What is trained, each on its own tasks: the method itself, or every component of a mixture."""
+        if not isinstance(self.module, NIWMixture):
+            return [self]
+        members = [copy.copy(self) for _ in self.module.components]
+        for member, part in zip(members, self.module.components):
+            member.module = part
+        return members
 
     @abstractmethod
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
@@ -53,6 +65,8 @@ class GradientBased(Method):
     * **steps** (int) - Inner steps.
     * **samples** (int, *optional*, default=1) - Posterior samples per prediction, for NIW.
     """
+
+    fixed_ways = True
 
     def __init__(self, algorithm: nn.Module, steps: int, samples: int = 1):
         self.module, self.steps, self.samples = algorithm, steps, samples
@@ -153,3 +167,43 @@ class Episodic(Method):
             predict = partial(self.posterior(task).predict, samples=self.samples)
         with torch.no_grad():
             return predict(task.x, task.y, task.x_query).logits
+
+
+class LatentEpisodic(Episodic):
+    """
+    **Description**
+
+    As `Episodic`, for an NIW whose posterior has its full covariance: at meta-test it takes the steps of training.
+    Their mean and covariance have the support's curvature in them.
+    """
+
+    def posterior(self, task: Tasks) -> Any:
+        """The posterior of a task's weights, at meta-test."""
+        return self.module.posterior(lambda net: net(task.x, task.y).nll(task.y), self.steps)
+
+
+class Ensemble(Method):
+    """
+    **Description**
+
+    Several trainings of a method, whose probabilities are averaged.
+
+    **Arguments**
+
+    * **members** (sequence) - Methods.
+    """
+
+    members: Sequence[Method] = ()
+
+    def __init__(self, members: Sequence[Method]):
+        self.members, self.fixed_ways = members, members[0].fixed_ways
+        self.module = nn.ModuleList([member.module for member in members])
+
+    def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
+        """Members are trained one by one."""
+        raise NotImplementedError
+
+    def log_probabilities(self, task: Tasks) -> Tensor:
+        """Log-probabilities of the query, (m, ways)."""
+        logs = torch.stack([member.log_probabilities(task) for member in self.members])
+        return logs.logsumexp(0) - math.log(len(logs))

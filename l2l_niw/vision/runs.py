@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, optim
 
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
+from l2l_niw.data._numbered import NumberedEpisodes
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
 from l2l_niw.metrics import calibration
 from l2l_niw.models.checkpoints import read_state
 from l2l_niw.utils._checks import check_number
 from l2l_niw.utils._files import folder_of, locked, replacing, write
 from l2l_niw.utils._process import machine, peak_memory, postponed_interrupt
-from l2l_niw.vision.backbone import start_of
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Method
-from l2l_niw.vision.methods import build, complete
+from l2l_niw.vision.methods import METHODS, build, complete
+from l2l_niw.vision.pretraining import load_start
 
 SAVE_EVERY = 60.0  # seconds
 COUNTERS = ("done", "seconds", "memory", "log", "recent")  # of a training, saved beside its tensors
@@ -67,16 +68,20 @@ class Training:
     def step(self, tasks: ImageTaskset) -> None:
         """One step of Adam, on a meta-batch of tasks."""
         self.opt.zero_grad()
-        size = self.config.meta_batch
+        members = self.method.members
+        each = self.config.meta_batch
+        if METHODS[self.config.method].shares_tasks:
+            each //= len(members)
+        size = each * len(members)
         for number in range(self.done * size, (self.done + 1) * size):
             task = tasks[number]
-            loss, outputs = self.method.loss(task)
+            loss, outputs = members[number % len(members)].loss(task)
             loss.backward()
             right = (outputs.detach().argmax(-1) == task.y_query).double().mean().item()
             self.recent.append((loss.item(), right))
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         for gradient in gradients:
-            gradient.div_(size)
+            gradient.div_(each)
         if not all(gradient.isfinite().all() for gradient in gradients):
             raise LossError(f"iteration {self.done}: a gradient is not finite. Lower lr or inner_lr.")
         self.opt.step()
@@ -158,7 +163,9 @@ def read_log(folder: Path) -> List[Dict[str, float]]:
         ) from error
 
 
-def predictions(method: Method, tasks: ImageTaskset, count: int, title: Optional[str] = None) -> Tuple[Tensor, Tensor]:
+def predictions(
+    method: Method, tasks: NumberedEpisodes, count: int, title: Optional[str] = None
+) -> Tuple[Tensor, Tensor]:
     """Probabilities of the first `count` tasks, (tasks, m, ways), and labels, (tasks, m)."""
     numbers: Iterable[int] = range(count)
     if title is not None:
@@ -199,7 +206,8 @@ def train(
         if (folder / "checkpoint.pt").exists():
             training.restore(folder)
         elif config.pretraining:
-            training.method.backbone.load_state_dict(start_of(config, root, download))
+            for component, backbone in enumerate(training.method.backbones):
+                load_start(backbone, config, root, download, component)
         if training.done < config.iterations:
             run_training(training, tasksets, folder)
         else:

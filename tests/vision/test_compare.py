@@ -154,7 +154,7 @@ def test_what_cannot_be_one_table_is_not_trained(data, tmp_path):
     compare(config, tmp_path, ["protonet"], [0], data)
     with pytest.raises(CheckpointError, match="protonet-0 holds a run with shots = 1, not 2"):
         compare(replace(config, shots=2), tmp_path, ["ridge"], [0], data)
-    with pytest.raises(CheckpointError, match="protonet-0 holds a run with lr = 0.003, not 0.1"):
+    with pytest.raises(CheckpointError, match="protonet-0 holds a run with lr = 0.001, not 0.1"):
         compare(replace(config, lr=0.1), tmp_path, ["ridge", "protonet"], [0], data)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["protonet-0"]
 
@@ -179,7 +179,7 @@ def test_a_row_has_one_setting_and_a_seed_once(data, tmp_path):
     for name, change in (("0", {}), ("1", {"seed": 1, "lr": 0.1})):
         train(replace(SMALL, method="protonet", **change), tmp_path / "runs" / f"protonet-{name}", data)
         evaluate(tmp_path / "runs" / f"protonet-{name}", data)
-    with pytest.raises(ArgumentError, match="protonet-0 and .*protonet-1 cannot be one table: lr is 0.003 of"):
+    with pytest.raises(ArgumentError, match="protonet-0 and .*protonet-1 cannot be one table: lr is 0.001 of"):
         report(tmp_path)
     shutil.rmtree(tmp_path / "runs" / "protonet-1")
     shutil.copytree(tmp_path / "runs" / "protonet-0", tmp_path / "runs" / "protonet-0-old")

@@ -1,0 +1,91 @@
+"""NIW: the swap of MAML's constructor, the last layer's full posterior, and heads whose last block is random."""
+
+from typing import Any, Callable, Dict
+
+from torch import nn
+
+from l2l_niw.algorithms import NIW
+from l2l_niw.heads import LeaveOneOut
+from l2l_niw.heads.episodic import EpisodicModel
+from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.config import Config
+from l2l_niw.vision.loops import Episodic, GradientBased, LatentEpisodic, Method
+from l2l_niw.vision.methods.gradient import linear_head
+from l2l_niw.vision.methods.heads import feat, protonet, qda, ridge
+from l2l_niw.vision.methods.spec import Spec
+
+LAST_BLOCK = "backbone.1.3.*"
+RANK = 8
+
+
+def swap(body: nn.Module, linear: nn.Module, config: Config) -> Method:
+    """NIW in the place of MAML."""
+    algorithm = NIW(nn.Sequential(body, linear), config.inner_lr, temperature=config.temperature)  # type: ignore
+    return GradientBased(algorithm, config.steps, config.samples)  # type: ignore[arg-type]
+
+
+def full(body: nn.Module, linear: nn.Module, config: Config) -> Method:
+    """
+    NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks. The layer
+    starts at 0, as no class differs from another beforehand, and the support's evidence says nothing of new classes.
+    """
+    for p in linear.parameters():
+        nn.init.zeros_(p)
+    options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std, "random": "last_layer"}
+    algorithm = NIW(nn.Sequential(body, linear), lr=1.0, curvature="full", kl_weight=0.0, **options)
+    return GradientBased(algorithm, config.steps)  # type: ignore[arg-type]
+
+
+def episodic(make: Callable, config: Config) -> EpisodicModel:
+    """A backbone and a head. With two shots or more, inner steps predict each support image from the others."""
+    body = Backbone(config)
+    own = make(body.features)
+    return EpisodicModel(body, own if config.shots == 1 else LeaveOneOut(own))
+
+
+def head(make: Callable, components: int = 1) -> Callable[[Config], Method]:
+    """A builder of a head under NIW: the backbone's last block is random, the rest is shared by all tasks."""
+
+    def made(config: Config) -> Method:
+        options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": config.prior_std**-2}  # type: ignore
+        models = [episodic(make, config) for _ in range(components)]
+        model: Any = models[0] if components == 1 else models
+        niw = NIW(model, config.inner_lr, second_order="none", random=LAST_BLOCK, **options)  # type: ignore
+        return Episodic(niw, config.steps, config.samples)  # type: ignore[arg-type]
+
+    return made
+
+
+def ranked(make: Callable) -> Callable[[Config], Method]:
+    """A builder of a head whose last block differs between tasks along a few learned directions."""
+
+    def made(config: Config) -> Method:
+        options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std}
+        niw = NIW(episodic(make, config), lr=1.0, rank=RANK, random=LAST_BLOCK, kl_weight=0.0, **options)
+        return LatentEpisodic(niw, config.steps, config.samples)  # type: ignore[arg-type]
+
+    return made
+
+
+HEAD: Dict[str, Any] = {"inner_lr": 0.01, "steps": 3, "temperature": 1e-4, "prior_std": 0.05, "samples": 10}
+RANKED: Dict[str, Any] = {"steps": 2, "temperature": 1.0, "prior_std": 1.0, "samples": 10}
+WITH_NIW: Dict[str, Spec] = {
+    "niw": Spec(
+        "NIW, linear",
+        linear_head(swap),
+        inner_lr=0.1,
+        steps=5,
+        temperature=1e-4,
+        samples=5,
+        baseline="maml",
+    ),
+    "niw-full": Spec(
+        "NIW, linear, full A", linear_head(full), steps=3, temperature=1.0, prior_std=10.0, baseline="maml"
+    ),
+    "niw-ncc": Spec("NIW, nearest centroid", head(protonet), **HEAD, baseline="protonet"),
+    "niw-ridge": Spec("NIW, ridge", head(ridge), **HEAD, baseline="ridge"),
+    "niw-feat": Spec("NIW, FEAT", head(feat), **HEAD, baseline="feat"),
+    "niw-qda": Spec("NIW, MetaQDA", head(qda), **HEAD, baseline="metaqda"),
+    "niw-ncc-rank": Spec("NIW, nearest centroid, rank 8", ranked(protonet), **RANKED, baseline="protonet"),
+    "niw-qda-rank": Spec("NIW, MetaQDA, rank 8", ranked(qda), **RANKED, baseline="metaqda"),
+}
