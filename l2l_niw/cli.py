@@ -175,7 +175,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(f"l2l_niw: {error}. Check the name, the permissions and the space on the disk.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        text = "\nStopped. The same command resumes the training from here; pretraining and tests start over."
+        text = "\nStopped. The same command resumes from here, a pretraining from its last epoch; tests start over."
         print(text, file=sys.stderr)
         return 130
     return 0
