@@ -43,7 +43,7 @@ from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
 RESULTS = Path(__file__).parent / "results" / "images"
 BUDGET = {
     "filters": 64, "pretraining": 60, "backbones": 4, "batchnorm": "running", "precision": "bfloat16",
-    "iterations": 1000, "validations": 10, "validation_tasks": 100,
+    "iterations": 1000, "validations": 5, "validation_tasks": 100,
 }  # fmt: skip
 COLUMNS = {
     "cifarfs-5-1": Config(dataset="cifarfs", ways=5, shots=1, queries=15, train_queries=5, **BUDGET),
@@ -53,11 +53,11 @@ SHIFTED = ("cifarfs-5-1",)  # columns whose runs are scored under shift too
 INNER_OF_HEADS = {"cifarfs-5-5": 0.001}  # under NIW: with five shots 0.01 costs accuracy on validation tasks
 TRIAL = 4  # a trial of the search has this part of the iterations, but that of a head alone, which is cheap, all
 TUNING_SEED, TUNING_TASKS = 100, 200
-OUTER = (0.0001, 0.0003, 0.001, 0.003)  # learning rates of what has no inner one
+OUTER = (0.0005, 0.001, 0.002, 0.005)  # learning rates of what has no inner one
 HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, which bears larger ones
-TWO = (0.0003, 0.001)
-INNER = {**dict.fromkeys(("maml", "fomaml", "anil"), (0.1, 0.4)), "reptile": (0.05, 0.2), "linear": (0.1, 0.4)}
-FULL, FULL_WIDTHS = "niw-full", (10.0, 20.0)  # has settings of its own; a tenth of these is its prior's width
+TWO = (0.001, 0.003)
+INNER = {**dict.fromkeys(("maml", "fomaml", "reptile"), (0.01, 0.03)), "anil": (0.1, 0.3), "linear": (0.1, 0.4)}
+FULL, FULL_WIDTHS = "niw-full", (10.0, 40.0)  # has settings of its own; a tenth of these is its prior's width
 WIDTHS = (0.25, 0.5, 1.0, 2.0)  # of the prior of heads under NIW, relative to the method's default
 SEARCHED = [
     method for method, spec in METHODS.items() if method == FULL or spec.baseline is None and spec.settings_of is None

@@ -138,7 +138,8 @@ def section(folder: Path) -> List[str]:
     own = ratios(methods)
     text = (
         f"The same models, without further training, on {TASKS} tasks of each kind: accuracy %, NLL, ECE %, and ECE % "
-        "after the temperature that was fitted in domain. Corruptions: the mean of severities 1, 3, 5. AUROC: unknown "
+        "after the temperature that was fitted in domain. Corruptions: the mean of severities 1, 3, 5. Other classes: "
+        "FC100's for CIFAR-FS, and the other way round, without those that training has images of. AUROC: unknown "
         "classes among the queries by the largest probability. AURC: the error among what is answered, over how much "
         "is, mean over all columns, lower is better. Coverage: of prediction sets at "
         f"{100 * LEVEL:.0f}%, fitted on validation tasks. A linear head has no outputs for more ways."

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from l2l_niw.data import CorruptedQueries, ImageTaskset, OpenSetQueries
 from l2l_niw.data._numbered import NumberedEpisodes
+from l2l_niw.data.images import Images, load_images
 from l2l_niw.errors import ArgumentError, NoTemperatureError, require
 from l2l_niw.metrics import calibration, conformal, open_set, selective
 from l2l_niw.utils._files import folder_of, locked, write
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.runs import predictions, tasksets_of, trained
 
-TASKS = 300  # of each shift
+TASKS = 200  # of each shift
 LEVEL = 0.9  # of prediction sets
 OTHER = {"cifarfs": "fc100", "fc100": "cifarfs"}  # where other classes are taken from
 CORRUPTIONS = [(kind, severity) for kind in ("noise", "blur", "contrast") for severity in (1, 3, 5)]
@@ -24,10 +25,21 @@ Shift = Callable[[Config, ImageTaskset, Union[str, Path, None]], NumberedEpisode
 
 
 def other_classes(config: Config, tasks: ImageTaskset, root: Union[str, Path, None]) -> NumberedEpisodes:
-    """Test tasks of the other data set."""
+    """Test tasks of the other data set, of classes that training does not have: not even half of their images."""
     if config.dataset not in OTHER:
         raise ArgumentError(f"dataset: {config.dataset} has no other set of classes; one of {', '.join(OTHER)} has.")
-    return tasksets_of(replace(config, dataset=OTHER[config.dataset]), root).test
+    pixels, labels = tasksets_of(replace(config, dataset=OTHER[config.dataset]), root).test.images
+    seen = set(map(_digest, load_images(config.dataset, "train", root).pixels))
+    classes = [pixels[labels == c] for c in labels.unique()]
+    new = [own for own in classes if sum(_digest(image) in seen for image in own) < len(own) / 2]
+    if len(new) < tasks.ways:
+        raise ArgumentError(f"dataset: {OTHER[config.dataset]} has {len(new)} new classes, and ways is {tasks.ways}.")
+    images = Images(torch.cat(new), torch.arange(len(new)).repeat_interleave(torch.tensor([len(own) for own in new])))
+    return ImageTaskset(images, tasks.ways, tasks.shots, tasks.queries, tasks.num_tasks, tasks.rotate, tasks.seed)
+
+
+def _digest(image: Tensor) -> int:
+    return hash(image.numpy().tobytes())
 
 
 SHIFTS: Dict[str, Shift] = {
@@ -89,7 +101,7 @@ def evaluate_shift(
 
     * **folder** (str) - Of the run.
     * **root** (str, *optional*, default=None) - Folder of the data; the variable L2L_NIW_DATA by default.
-    * **tasks** (int, *optional*, default=300) - Of each shift.
+    * **tasks** (int, *optional*, default=200) - Of each shift.
 
     **Returns** scores by shift; a classifier with a linear head has none for more ways.
     """

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,22 @@ def test_a_linear_head_has_no_more_ways_and_a_head_has(data, tmp_path):
         assert training.method.fixed_ways == fixed
     found = evaluate_shift(trained("fomaml", tmp_path, data), data)
     assert set(SHIFTS) - set(found) == {"more ways"}
+
+
+def test_other_classes_are_those_that_training_has_no_image_of(data, tmp_path):
+    root = draw_cifarfs(tmp_path / "data", classes=5, each=9)
+    for mode in ("train", "val", "test"):
+        draw(root / "fc100-png" / mode, [f"other{k}" for k in range(4)], 9, (32, 32, 3), seed=7)
+    seen = root / "cifarfs" / "processed" / "train" / "class2"
+    shutil.copytree(seen, root / "fc100-png" / "test" / "another1")
+    images._read.cache_clear()
+    found = SHIFTS["other classes"](SMALL, runs.tasksets_of(SMALL, root).test, root)
+    every = runs.tasksets_of(replace(SMALL, dataset="fc100"), root).test
+    assert len(every.images.labels.unique()) == 5
+    assert found.images.labels.bincount().tolist() == [9] * 4
+    assert torch.equal(found.images.pixels, every.images.pixels[every.images.labels > 0])
+    with pytest.raises(ArgumentError, match="fc100 has 4 new classes, and ways is 5"):
+        SHIFTS["other classes"](SMALL, runs.tasksets_of(replace(SMALL, ways=5), root).test, root)
 
 
 def test_a_data_set_without_another_is_named(data):

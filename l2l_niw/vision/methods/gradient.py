@@ -14,11 +14,14 @@ from l2l_niw.vision.methods.spec import Spec
 
 
 def linear_head(make: Callable) -> Callable[[Config], Method]:
-    """A builder of methods on a backbone with a linear head."""
+    """A builder of methods on a backbone with a linear head, which starts at 0: classes do not differ beforehand."""
 
     def made(config: Config) -> Method:
         body = Backbone(config)
-        return make(body, nn.Linear(body.features, config.ways), config)
+        linear = nn.Linear(body.features, config.ways)
+        for p in linear.parameters():
+            nn.init.zeros_(p)
+        return make(body, linear, config)
 
     return made
 
@@ -39,7 +42,7 @@ def reptile_method(body: nn.Module, linear: nn.Module, config: Config) -> Method
     return Reptile(reptile(nn.Sequential(body, linear), config.inner_lr), config.steps)  # type: ignore[arg-type]
 
 
-STEPS: Dict[str, Any] = {"inner_lr": 0.1, "steps": 5}
+STEPS: Dict[str, Any] = {"inner_lr": 0.03, "steps": 5}
 GRADIENT: Dict[str, Spec] = {
     "maml": Spec("MAML", linear_head(maml), **STEPS),
     "maml-batch": Spec("MAML, transductive", linear_head(maml), **STEPS, transductive=True, settings_of="maml"),

@@ -26,11 +26,9 @@ def swap(body: nn.Module, linear: nn.Module, config: Config) -> Method:
 
 def full(body: nn.Module, linear: nn.Module, config: Config) -> Method:
     """
-    NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks. The layer
-    starts at 0, as no class differs from another beforehand, and the support's evidence says nothing of new classes.
+    NIW with the full covariance of the last layer's posterior at T = 1; the body is shared by all tasks. The support's
+    evidence says nothing of new classes, and is left out.
     """
-    for p in linear.parameters():
-        nn.init.zeros_(p)
     options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std, "random": "last_layer"}
     algorithm = NIW(nn.Sequential(body, linear), lr=1.0, curvature="full", kl_weight=0.0, **options)
     return GradientBased(algorithm, config.steps)  # type: ignore[arg-type]
@@ -73,14 +71,14 @@ WITH_NIW: Dict[str, Spec] = {
     "niw": Spec(
         "NIW, linear",
         linear_head(swap),
-        inner_lr=0.1,
+        inner_lr=0.03,
         steps=5,
         temperature=1e-4,
         samples=5,
         baseline="maml",
     ),
     "niw-full": Spec(
-        "NIW, linear, full A", linear_head(full), steps=3, temperature=1.0, prior_std=10.0, baseline="maml"
+        "NIW, linear, full A", linear_head(full), steps=3, temperature=1.0, prior_std=20.0, baseline="maml"
     ),
     "niw-ncc": Spec("NIW, nearest centroid", head(protonet), **HEAD, baseline="protonet"),
     "niw-ridge": Spec("NIW, ridge", head(ridge), **HEAD, baseline="ridge"),
