@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import numpy as np
 import torch
 from torch import Tensor, optim
+from torch.nn.utils import clip_grad_norm_
 
 from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
 from l2l_niw.data._numbered import NumberedEpisodes
@@ -25,6 +26,7 @@ from l2l_niw.vision.methods import METHODS, build, complete
 from l2l_niw.vision.pretraining import load_start
 
 SAVE_EVERY = 60.0  # seconds
+CLIP = 5.0  # length of a meta-batch's gradient: usually 2 to 4, of methods with inner steps now and then a hundred
 COUNTERS = ("done", "seconds", "memory", "log", "recent")  # of a training, saved beside its tensors
 COLUMNS = ("iteration", "seconds", "loss", "accuracy", "validation_accuracy", "validation_nll")
 
@@ -84,6 +86,8 @@ class Training:
             gradient.div_(each)
         if not all(gradient.isfinite().all() for gradient in gradients):
             raise LossError(f"iteration {self.done}: a gradient is not finite. Lower lr or inner_lr.")
+        for member in members:
+            clip_grad_norm_(member.module.parameters(), CLIP)
         self.opt.step()
         self.schedule.step()
         self.done += 1

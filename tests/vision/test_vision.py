@@ -81,6 +81,8 @@ def test_maml_and_its_kin_are_learn2learn_s_own_loops(name):
     torch.manual_seed(3)
     body = Backbone(config)
     linear = nn.Linear(body.features, 3)
+    for p in linear.parameters():
+        nn.init.zeros_(p)  # no class differs from another beforehand
     x, y, x_query, y_query = task = random_task()
     if name == "anil":
         learner = l2l.algorithms.MAML(linear, lr=0.05).clone()
@@ -117,6 +119,7 @@ def test_a_batch_is_a_step_of_adam_on_a_cosine_with_the_mean_gradient(data):
         opt.param_groups[0]["lr"] = config.lr * (1 + math.cos(math.pi * done / config.iterations)) / 2
         opt.zero_grad()
         torch.stack([method.loss(tasks[3 * done + k])[0] for k in range(3)]).mean().backward()
+        nn.utils.clip_grad_norm_(method.module.parameters(), runs.CLIP)
         gradients = [p.grad for p in method.module.parameters()]
         for own, expected in zip(training.parameters, gradients):
             torch.testing.assert_close(own.grad, expected, atol=1e-5, rtol=1e-3)
@@ -125,6 +128,27 @@ def test_a_batch_is_a_step_of_adam_on_a_cosine_with_the_mean_gradient(data):
         opt.step()
     for own, expected in zip(training.parameters, method.module.parameters()):
         torch.testing.assert_close(own, expected)
+
+
+@pytest.mark.parametrize("name", ["protonet", "metaqda-4"])
+def test_a_gradient_that_is_too_long_is_shortened_for_every_member(name, data):
+    config = complete(replace(SMALL, method=name))
+    tasks, method = runs.tasksets_of(config, data).train, build(config)
+    gradients = []
+    for factor in (1e-3, 1e3):
+        training = runs.Training(build(config), config)
+        for member in training.method.members:
+            loss = member.loss
+            member.loss = lambda task, loss=loss: (factor * loss(task)[0], loss(task)[1])  # noqa: B023
+        training.step(tasks)
+        gradients.append(
+            [torch.cat([p.grad.flatten() for p in member.module.parameters()]) for member in training.method.members]
+        )
+    assert len(gradients[0]) == len(method.members)
+    for short, long in zip(*gradients):
+        assert short.norm() < runs.CLIP
+        torch.testing.assert_close(long.norm().item(), runs.CLIP, atol=0, rtol=1e-4)
+        torch.testing.assert_close(long / long.norm(), short / short.norm(), atol=1e-4, rtol=1e-3)
 
 
 def test_scores_are_of_test_tasks_and_the_temperature_of_validation_tasks(data, tmp_path):
