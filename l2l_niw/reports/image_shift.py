@@ -12,6 +12,7 @@ from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS
 from l2l_niw.vision.shift import LEVEL, SHIFTS, TASKS
 
+OPEN = "open set"
 LINES_FILE, PLOT_FILE = "shift.jsonl", "shift.png"
 SCORE_AGAIN = "Score the run under shift anew."
 Scores = Dict[str, Dict[str, Any]]  # by shift
@@ -52,9 +53,9 @@ def pack(folder: Path) -> None:
 
 
 def groups(runs: List[ShiftedRun]) -> Dict[str, List[str]]:
-    """Shifts that are one column: the severities of a corruption."""
+    """Shifts that are one column: the severities of a corruption. The open set's known queries are those in domain."""
     found: Dict[str, List[str]] = {}
-    for name in SHIFTS:
+    for name in [name for name in SHIFTS if name != OPEN]:
         kind, _, severity = name.rpartition(" ")
         found.setdefault(kind if severity.isdigit() else name, []).append(name)
     return {group: names for group, names in found.items() if all(name in runs[0].scores for name in names)}
@@ -83,7 +84,7 @@ def table(methods: Dict[str, List[ShiftedRun]]) -> str:
                 else ""
             )
         every = [name for names in own.values() for name in names]
-        doubt = f"{mean(runs, ['open set'], 'auroc'):.3f}", f"{mean(runs, every, 'aurc'):.3f}"
+        doubt = f"{mean(runs, [OPEN], 'auroc'):.3f}", f"{mean(runs, every, 'aurc'):.3f}"
         covered = f"{100 * mean(runs, every, 'coverage'):.1f}"
         lines.append("| " + " | ".join([METHODS[method].title, str(len(runs)), *cells, *doubt, covered]) + " |")
     return "\n".join(lines)
@@ -115,15 +116,18 @@ def plot(methods: Dict[str, List[ShiftedRun]], path: Path) -> None:
     pyplot = require("matplotlib.pyplot", "examples")
     figure, axes = pyplot.subplots(1, 2, figsize=(15, 5), layout="constrained")
     colours = {name: f"C{i}" for i, name in enumerate(n for n in METHODS if METHODS[n].baseline is None)}
+    places = {name: place for place, name in enumerate(name for name in SHIFTS if name != OPEN)}
     for method, runs in methods.items():
-        spec, names = METHODS[method], [name for name in SHIFTS if name in runs[0].scores]
+        spec = METHODS[method]
         colour = colours[spec.baseline] if spec.baseline in colours else colours.get(method, "k")
-        style = {"color": colour, "ls": "-" if spec.baseline else "--", "marker": ".", "label": spec.title}
+        style = {"color": colour, "ls": "-" if spec.baseline else "--", "marker": "." if spec.baseline else "x"}
         for ax, key, factor in zip(axes, ("nll", "ece"), (1, 100)):
-            ax.plot(names, [factor * mean(runs, [name], key) for name in names], **style)
+            for names in groups(runs).values():  # a line goes through the severities of one corruption
+                ax.plot([places[n] for n in names], [factor * mean(runs, [n], key) for n in names], **style)
+            ax.plot([], [], label=spec.title, **style)
     for ax, label in zip(axes, ("NLL", "ECE, %")):
         ax.set_ylabel(label)
-        ax.tick_params("x", rotation=60)
+        ax.set_xticks(list(places.values()), list(places), rotation=60)
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -12,7 +12,8 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCES = {
     "swap": ["swap/README.md"],
-    "images": [f"small_images/{name}/README.md" for name in ("cifarfs-5-1", "cifarfs-5-5", "omniglot-20-1")],
+    "images": ["images/cifarfs-5-1/README.md"],
+    "images_small": [f"small_images/{name}/README.md" for name in ("cifarfs-5-1", "cifarfs-5-5", "omniglot-20-1")],
     "sine_line": ["sine_line/README.md", "sine_line_study/README.md"],
     "heads": ["heads.md"],
 }

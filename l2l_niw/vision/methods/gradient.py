@@ -47,6 +47,6 @@ GRADIENT: Dict[str, Spec] = {
     "maml": Spec("MAML", linear_head(maml), **STEPS),
     "maml-batch": Spec("MAML, transductive", linear_head(maml), **STEPS, transductive=True, settings_of="maml"),
     "fomaml": Spec("first-order MAML", linear_head(partial(maml, first_order=True)), **STEPS),
-    "anil": Spec("ANIL", linear_head(anil), **STEPS),
+    "anil": Spec("ANIL", linear_head(anil), inner_lr=0.1, steps=5),
     "reptile": Spec("Reptile", linear_head(reptile_method), **STEPS),
 }
