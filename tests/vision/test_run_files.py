@@ -17,7 +17,7 @@ from l2l_niw.errors import ArgumentError, CheckpointError, InUseError, WriteErro
 from l2l_niw.reports import report
 from l2l_niw.utils import _files
 from l2l_niw.vision import Config, evaluate, runs, train
-from l2l_niw.vision.compare import commands_left, compare
+from l2l_niw.vision.compare import STAGES, commands_left, compare
 from l2l_niw.vision.methods import complete
 
 CONFIG = complete(replace(SMALL, method="protonet", iterations=2, validations=1))
@@ -83,11 +83,13 @@ def test_a_comparison_writes_a_finished_run_s_log_again_and_can_be_reported(data
 
 def test_what_is_left_of_a_run(data, tmp_path):
     assert commands_left(CONFIG, tmp_path) == ["train", "test"]
-    assert commands_left(CONFIG, tmp_path, test=False) == ["train"]
+    assert commands_left(CONFIG, tmp_path, ["train"]) == ["train"]
     train(CONFIG, tmp_path, data)
-    assert commands_left(CONFIG, tmp_path, test=False) == []
-    assert "test" in commands_left(CONFIG, tmp_path)
+    assert commands_left(CONFIG, tmp_path, ["train"]) == []
+    assert commands_left(CONFIG, tmp_path) == ["test"]
+    assert commands_left(CONFIG, tmp_path, STAGES) == ["test", "shift"]
     evaluate(tmp_path, data)
+    assert commands_left(CONFIG, tmp_path, STAGES) == ["shift"]
     (tmp_path / "checkpoint.pt").unlink()
     assert commands_left(CONFIG, tmp_path) == []
     (tmp_path / "log.csv").unlink()  # of which nothing is left to write it from
