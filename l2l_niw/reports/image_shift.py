@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
-from l2l_niw.errors import require
+from l2l_niw.errors import CheckpointError, require
 from l2l_niw.reports._packed import check_keys, read_lines, write_lines
 from l2l_niw.utils._files import read_json
 from l2l_niw.vision.config import Config
@@ -40,7 +40,7 @@ def load(folder: Path) -> Dict[str, List[ShiftedRun]]:
         for name, scores in run.scores.items():
             check_keys(path, scores, ("accuracy", "nll", "ece", "ece_ts", "aurc", "coverage", "auroc"), SCORE_AGAIN)
             if name not in SHIFTS:
-                check_keys(path, {}, [f"a known shift instead of {name!r}"], SCORE_AGAIN)
+                raise CheckpointError(f"{path}: there is no shift {name!r}. {SCORE_AGAIN}")
     found = {name: [runs[key] for key in sorted(runs) if key[0] == name] for name in METHODS}
     return {name: own for name, own in found.items() if own}
 
@@ -70,6 +70,7 @@ def mean(runs: List[ShiftedRun], names: List[str], key: str) -> float:
 def table(methods: Dict[str, List[ShiftedRun]]) -> str:
     """Accuracy, NLL, ECE and ECE after a temperature that was fitted in domain, and what is asked of doubt."""
     columns = groups(max(methods.values(), key=lambda runs: len(runs[0].scores)))
+    every = [name for own in min(map(groups, methods.values()), key=lambda own: len(own)).values() for name in own]
     lines = [
         f"| method | seeds | {' | '.join(columns)} | AUROC, open set | AURC | coverage % |",
         "|---" * (len(columns) + 5) + "|",
@@ -83,7 +84,6 @@ def table(methods: Dict[str, List[ShiftedRun]]) -> str:
                 if scores
                 else ""
             )
-        every = [name for names in own.values() for name in names]
         doubt = f"{mean(runs, [OPEN], 'auroc'):.3f}", f"{mean(runs, every, 'aurc'):.3f}"
         covered = f"{100 * mean(runs, every, 'coverage'):.1f}"
         lines.append("| " + " | ".join([METHODS[method].title, str(len(runs)), *cells, *doubt, covered]) + " |")
@@ -145,7 +145,7 @@ def section(folder: Path) -> List[str]:
         "after the temperature that was fitted in domain. Corruptions: the mean of severities 1, 3, 5. Other classes: "
         "FC100's for CIFAR-FS, and the other way round, without those that training has images of. AUROC: unknown "
         "classes among the queries by the largest probability. AURC: the error among what is answered, over how much "
-        "is, mean over all columns, lower is better. Coverage: of prediction sets at "
+        "is, mean over the columns that all have, lower is better. Coverage: of prediction sets at "
         f"{100 * LEVEL:.0f}%, fitted on validation tasks. A linear head has no outputs for more ways."
     )
     found = ["## Under shift", text, table(methods)]

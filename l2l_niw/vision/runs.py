@@ -185,6 +185,14 @@ def predictions(
     return torch.stack(found), torch.stack(labels)
 
 
+def fitted_temperature(probabilities: Tensor, y: Tensor) -> Optional[float]:
+    """What temperature scaling finds on the queries of tasks; None where all are right, or no better than chance."""
+    try:
+        return calibration.fit_temperature(probabilities.flatten(0, 1), y.flatten())
+    except NoTemperatureError:
+        return None
+
+
 def train(
     config: Config, folder: Union[str, Path], root: Union[str, Path, None] = None, download: bool = False
 ) -> List[Dict[str, float]]:
@@ -301,10 +309,7 @@ def score(
     tasksets, title = tasksets_of(config, root), f"{config.method}, seed {config.seed}"
     torch.manual_seed(config.seed)
     validation, y = predictions(method, tasksets.validation, config.scaling_tasks, f"{title}: validation")
-    try:
-        temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
-    except NoTemperatureError:  # all right, or no better than chance
-        temperature = None
+    temperature = fitted_temperature(validation, y)
     found, y = predictions(method, tasksets.test, config.test_tasks, f"{title}: test")
     accuracy = (found.argmax(-1) == y).double().mean(1)
     nll = -found.gather(2, y.unsqueeze(2)).squeeze(2).log().mean(1)

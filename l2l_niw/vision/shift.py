@@ -11,11 +11,11 @@ from torch import Tensor
 from l2l_niw.data import CorruptedQueries, ImageTaskset, OpenSetQueries
 from l2l_niw.data._numbered import NumberedEpisodes
 from l2l_niw.data.images import Images, load_images
-from l2l_niw.errors import ArgumentError, NoTemperatureError, require
+from l2l_niw.errors import ArgumentError, require
 from l2l_niw.metrics import calibration, conformal, open_set, selective
 from l2l_niw.utils._files import folder_of, locked, write
 from l2l_niw.vision.config import Config
-from l2l_niw.vision.runs import predictions, tasksets_of, trained
+from l2l_niw.vision.runs import fitted_temperature, predictions, tasksets_of, trained
 
 TASKS = 200  # of each shift
 LEVEL = 0.9  # of prediction sets
@@ -113,10 +113,7 @@ def evaluate_shift(
     with locked(folder / ".lock"):
         torch.manual_seed(config.seed)
         validation, y = predictions(method, tasksets.validation, min(tasks, config.scaling_tasks))
-        try:
-            temperature = calibration.fit_temperature(validation.flatten(0, 1), y.flatten())
-        except NoTemperatureError:  # all right, or no better than chance
-            temperature = None
+        temperature = fitted_temperature(validation, y)
         known = [conformal.label_scores(own, labels) for own, labels in zip(validation, y)]
         threshold, found = conformal.conformal_threshold(known, LEVEL), {}
         for name, shift in SHIFTS.items():

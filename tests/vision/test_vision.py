@@ -430,6 +430,11 @@ def test_numbers_outside_their_domain_are_named(change):
         replace(SMALL, **change)
 
 
+def test_components_that_share_tasks_have_equal_shares():
+    with pytest.raises(ArgumentError, match="meta_batch must be a multiple of 2 for niw-qda-2"):
+        complete(replace(SMALL, method="niw-qda-2", meta_batch=1))
+
+
 def test_gradients_that_are_not_finite_stop_a_training(data, tmp_path):
     with pytest.raises(LossError, match="not finite"):
         train(replace(SMALL, method="fomaml", inner_lr=1e30), tmp_path, data)

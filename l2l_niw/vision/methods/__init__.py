@@ -35,6 +35,10 @@ def complete(config: Config) -> Config:
         raise ArgumentError(
             f"pretraining must be 1 or more for {config.method}, whose backbone stays as it was pretrained. 10 will do."
         )
+    if spec.shares_tasks and config.meta_batch % spec.components:
+        raise ArgumentError(
+            f"meta_batch must be a multiple of {spec.components} for {config.method}, whose components share the tasks."
+        )
     return config.filled(**{name: getattr(spec, name) for name in METHOD_OPTIONS})
 
 

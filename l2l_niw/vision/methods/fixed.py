@@ -79,7 +79,7 @@ class LinearClassifier(FixedBackbone):
     """
     **Description**
 
-    A linear classifier that is fitted to every support by gradient descent on its cross-entropy, from class means.
+    A linear classifier that is fitted to every support by gradient descent on its cross-entropy, from 0.
 
     **Arguments**
 
