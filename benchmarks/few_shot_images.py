@@ -11,12 +11,12 @@ on CIFAR-FS, with calibration, in domain and under shift.
 
 Every method has the same backbone, the same four pretrainings, the same training tasks, as many of them, and a search
 over four settings: learning rates, after a quarter of the training, or all of it for a head alone. NIW has those of the
-same network without it, and with a head searches the width of its prior too; inner steps of heads, which have none
-without NIW, were set by hand. A run that was stopped resumes where it was, and a finished one is not run again. A
-column's finished runs are packed into its results.npz, from which its report can be made again and which counts as
-done; the folders under runs/ stay as they are. Where settings have changed, the folder of a run with the old ones has
-to be moved away first. Pretrained weights are kept under results/images/pretrained; without them the first run makes
-them, half an hour each.
+same network without it, and with a head searches the width of its prior too, a mixture what its probabilities are
+sharpened by; inner steps of heads, which have none without NIW, were set by hand. A run that was stopped resumes where
+it was, and a finished one is not run again. A column's finished runs are packed into its results.npz, from which its
+report can be made again and which counts as done; the folders under runs/ stay as they are. Where settings have
+changed, the folder of a run with the old ones has to be moved away first. Pretrained weights are kept under
+results/images/pretrained; without them the first run makes them, half an hour each.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from l2l_niw.utils._disk_cache import cache_path
 from l2l_niw.utils._files import make_folder, read_json, write
 from l2l_niw.vision import METHODS, Config
 from l2l_niw.vision.compare import compare, run_all
-from l2l_niw.vision.runs import predictions, read_log, tasksets_of, trained
+from l2l_niw.vision.runs import fitted_temperature, predictions, read_log, tasksets_of, trained
 
 RESULTS = Path(__file__).parent / "results" / "images"
 BUDGET = {
@@ -58,6 +58,7 @@ HEAD_ALONE = (0.003, 0.006, 0.02, 0.06)  # of a head whose backbone is fixed, wh
 TWO = (0.0005, 0.001)
 INNER = {**dict.fromkeys(("maml", "fomaml", "reptile"), (0.01, 0.03)), "anil": (0.1, 0.3), "linear": (0.1, 0.4)}
 FULL, FULL_WIDTHS = "niw-full", (10.0, 40.0)  # has settings of its own; a tenth of these is its prior's width
+CHOSEN = ("prior_std", "sharpen")  # by the search of widths
 WIDTHS = (0.25, 0.5, 1.0, 2.0)  # of the prior of heads under NIW, relative to the method's default
 SEARCHED = [
     method for method, spec in METHODS.items() if method == FULL or spec.baseline is None and spec.settings_of is None
@@ -73,7 +74,8 @@ ONLY = {"niw-ncc-rank": ("cifarfs-5-5",), "niw-qda-rank": ("cifarfs-5-5",)}  # o
 def space(method):
     """Four settings, whatever the method."""
     if method in INNER:
-        return [{"lr": lr, "inner_lr": inner} for lr, inner in product(TWO, INNER[method])]
+        rates = HEAD_ALONE[1:3] if METHODS[method].fixed else TWO
+        return [{"lr": lr, "inner_lr": inner} for lr, inner in product(rates, INNER[method])]
     if method == FULL:
         return [{"lr": lr, "prior_std": std} for lr, std in product(TWO, FULL_WIDTHS)]
     return [{"lr": lr} for lr in (HEAD_ALONE if METHODS[method].fixed else OUTER)]
@@ -125,7 +127,7 @@ def searches_of(method, width=True):
         return searches_of(spec.settings_of, width)
     if method in SEARCHED:
         return [method]
-    return [spec.baseline, *([method] if width and method in HEADS else [])]
+    return [*searches_of(spec.baseline, False), *([method] if width and method in HEADS else [])]
 
 
 def settings_of(column, method, results, width=True):
@@ -171,19 +173,24 @@ def search_widths(column, methods, data, jobs, results):
     for method, folder in folders.items():
         widths = [METHODS[method].prior_std * factor for factor in WIDTHS]
         lines = [{"prior_std": width, **score_width(folder, width, data)} for width in widths]
-        choose(column, method, [{"prior_std": width} for width in widths], lines, results)
+        choose(column, method, [{key: line[key] for key in CHOSEN if key in line} for line in lines], lines, results)
 
 
 def score_width(folder, width, data):
-    """A trained run on validation tasks, as if its prior had been of this width."""
+    """A trained run on validation tasks, as if its prior had been of this width; of a mixture, as sharp as is best."""
     training = trained(folder)
     training.method.module.scale_prior_std(width / training.config.prior_std)
     torch.manual_seed(TUNING_SEED)
     tasks, title = tasksets_of(training.config, data).validation, f"{training.config.method}, width {width:g}"
-    found = predictions(training.method, tasks, TUNING_TASKS, title)
-    probabilities, y = (part.flatten(0, 1) for part in found)
+    found, labels = predictions(training.method, tasks, TUNING_TASKS, title)
+    sharpened = {}
+    if training.config.sharpen is not None:
+        sharpened["sharpen"] = training.config.sharpen / (fitted_temperature(found, labels) or 1.0)
+        found = found.pow(sharpened["sharpen"] / training.config.sharpen)
+        found = found / found.sum(-1, keepdim=True)
+    probabilities, y = found.flatten(0, 1), labels.flatten()
     scores = {"accuracy": calibration.accuracy, "nll": calibration.nll, "ece": calibration.ece}
-    return {f"validation_{name}": score(probabilities, y) for name, score in scores.items()}
+    return {**sharpened, **{f"validation_{name}": score(probabilities, y) for name, score in scores.items()}}
 
 
 def table(column, args):

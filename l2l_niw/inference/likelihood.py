@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, U
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
+from torch.nn import functional as F
 
 from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.heads.predictions import Classes, Evidence, Gaussian, LeftOut
@@ -256,18 +257,23 @@ def root(seen: Seen, z: Tensor, jacobian: Callable[[Tensor, Tensor], Tensor]) ->
     (outputs,) = seen.tensors
     j = jacobian(outputs.flatten(lead), z)
     if seen.likelihood == "bernoulli":
-        p = outputs.flatten(lead).sigmoid()
-        return (p * (1.0 - p)).sqrt().unsqueeze(-1) * j
+        logit = outputs.flatten(lead)
+        return half_exp(F.logsigmoid(logit) + F.logsigmoid(-logit)).unsqueeze(-1) * j
     j = j.unflatten(-2, outputs.shape[lead:])
     if seen.likelihood == "categorical":
         p = outputs.softmax(-1).unsqueeze(-1)
-        j = p.sqrt() * (j - (p * j).sum(-2, keepdim=True))
+        j = half_exp(outputs.log_softmax(-1)).unsqueeze(-1) * (j - (p * j).sum(-2, keepdim=True))
     else:
         lower = torch.linalg.cholesky(outputs).unsqueeze(lead)
         j = j.movedim(-1, lead).to(lower.dtype)
         j = torch.linalg.solve_triangular(lower, j, upper=False)
         j = torch.linalg.solve_triangular(lower, j.mT, upper=False).movedim(lead, -1) * math.sqrt(seen.targets / 2.0)
     return j.flatten(lead, -2)
+
+
+def half_exp(log: Tensor) -> Tensor:
+    """The square root of what a logarithm is of: its derivative is finite where a probability comes to 0."""
+    return (0.5 * log).exp()
 
 
 def depends(tensor: Tensor, z: Tensor) -> bool:

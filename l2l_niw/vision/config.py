@@ -55,6 +55,7 @@ class Config:
     temperature: Optional[float] = option(None, "temperature of the inner SGLD steps, for NIW")
     prior_std: Optional[float] = option(None, "initial standard deviation of weights between tasks, for NIW")
     samples: Optional[int] = option(None, "posterior samples per prediction, for NIW")
+    sharpen: Optional[float] = option(None, "power that the probabilities of a mixture are raised to")
     validations: int = option(10, "validation rounds during training, at most one per iteration")
     validation_tasks: int = option(100, "validation tasks per round")
     scaling_tasks: int = option(300, "validation tasks that temperature scaling is fitted on")
@@ -77,7 +78,7 @@ class Config:
                 raise ArgumentError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
         if self.batchnorm == "running" and not self.pretraining:
             raise ArgumentError("batchnorm='running' takes the pretraining's statistics: give pretraining, 10 or more.")
-        for name in ("lr", "inner_lr", "prior_std"):
+        for name in ("lr", "inner_lr", "prior_std", "sharpen"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, strict=True)
         for name in ("steps", "samples"):

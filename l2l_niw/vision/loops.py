@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -141,10 +141,12 @@ class Episodic(Method):
     * **model** (EpisodicModel, or NIW of one) - The model.
     * **steps** (int, *optional*, default=0) - Inner steps, under NIW.
     * **samples** (int, *optional*, default=1) - Posterior samples per prediction, under NIW.
+    * **sharpen** (float, *optional*, default=None) - Power that averaged probabilities are raised to: an average of
+        networks that differ is less sure than each of them.
     """
 
-    def __init__(self, model: nn.Module, steps: int = 0, samples: int = 1):
-        self.module, self.steps, self.samples = model, steps, samples
+    def __init__(self, model: nn.Module, steps: int = 0, samples: int = 1, sharpen: Optional[float] = None):
+        self.module, self.steps, self.samples, self.sharpen = model, steps, samples, sharpen
 
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
         """The head's loss on the query, with its penalty, and the class probabilities, (m, ways)."""
@@ -166,7 +168,8 @@ class Episodic(Method):
         if isinstance(predict, NIW):
             predict = partial(self.posterior(task).predict, samples=self.samples)
         with torch.no_grad():
-            return predict(task.x, task.y, task.x_query).logits
+            logits = predict(task.x, task.y, task.x_query).logits
+            return logits if self.sharpen is None else (self.sharpen * logits).log_softmax(-1)
 
 
 class LatentEpisodic(Episodic):

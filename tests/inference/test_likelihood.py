@@ -11,7 +11,7 @@ from l2l_niw.errors import ArgumentError, LossError
 from l2l_niw.heads.labels import encode
 from l2l_niw.heads.predictions import Classes, Evidence, Gaussian
 from l2l_niw.inference.laplace import jacobian
-from l2l_niw.inference.likelihood import LIKELIHOODS, energy, look, parts_of, rebuilt, recognise, root, widened
+from l2l_niw.inference.likelihood import LIKELIHOODS, Seen, energy, look, parts_of, rebuilt, recognise, root, widened
 
 N, CLASSES, SIZE = 4, 3, 2
 NOISE = torch.tensor(0.7, dtype=torch.float64)
@@ -144,6 +144,17 @@ def test_w_is_a_root_of_the_fisher_information(case):
     w = root(seen, z, partial(jacobian, create_graph=False))
     assert seen.likelihood == name
     assert torch.allclose(w.mT @ w, fisher(predict, exact, z), atol=1e-10)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli"])
+def test_a_sure_prediction_has_a_finite_derivative(likelihood):
+    """Its probabilities are 0 and 1 in floating point; a square root's derivative there is infinite."""
+    z = torch.tensor([2.0, -1.0], requires_grad=True)
+    outputs = 1e4 * z.expand(N, SIZE) if likelihood == "categorical" else 1e4 * z
+    w = root(Seen(likelihood, (outputs,), NOISE), z, partial(jacobian, create_graph=True))
+    (gradient,) = torch.autograd.grad(w.square().sum(), z)
+    assert w.isfinite().all()
+    assert gradient.isfinite().all()
 
 
 def test_the_loss_times_its_factor_is_the_negative_log_likelihood(case):

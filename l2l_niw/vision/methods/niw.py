@@ -49,7 +49,7 @@ def head(make: Callable, components: int = 1) -> Callable[[Config], Method]:
         models = [episodic(make, config) for _ in range(components)]
         model: Any = models[0] if components == 1 else models
         niw = NIW(model, config.inner_lr, second_order="none", random=LAST_BLOCK, **options)  # type: ignore
-        return Episodic(niw, config.steps, config.samples)  # type: ignore[arg-type]
+        return Episodic(niw, config.steps, config.samples, config.sharpen)  # type: ignore[arg-type]
 
     return made
 

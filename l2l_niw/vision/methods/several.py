@@ -21,18 +21,16 @@ SEVERAL: Dict[str, Spec] = {
     "niw-qda-2": Spec(
         "NIW, MetaQDA, mixture of 2, trained on as many tasks as one",
         head(qda, 2),
-        **{**HEAD, "samples": 20},
+        **{**HEAD, "samples": 20, "sharpen": 1.0},
         baseline="niw-qda",
         components=2,
         shares_tasks=True,
-        settings_of="niw-qda",
     ),
     "niw-qda-4": Spec(
         "NIW, MetaQDA, mixture of 4",
         head(qda, 4),
-        **{**HEAD, "samples": 40},
+        **{**HEAD, "samples": 40, "sharpen": 1.0},
         baseline="metaqda-4",
         components=4,
-        settings_of="niw-qda",
     ),
 }

@@ -6,7 +6,9 @@ from typing import Callable, Optional
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Method
 
-METHOD_OPTIONS = ("lr", "inner_lr", "steps", "temperature", "prior_std", "samples")  # with a default per method
+METHOD_OPTIONS = (
+    "lr", "inner_lr", "steps", "temperature", "prior_std", "samples", "sharpen",
+)  # with a default per method  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Spec:
 
     * **title** (str) - Its name in tables.
     * **build** (callable) - From a config to a method.
-    * **lr, inner_lr, steps, temperature, prior_std, samples** - Defaults of `METHOD_OPTIONS`; None for what the method
-        does not have.
+    * **lr, inner_lr, steps, temperature, prior_std, samples, sharpen** - Defaults of `METHOD_OPTIONS`; None for what
+        the method does not have.
     * **baseline** (str, *optional*, default=None) - The method with the same network and without NIW.
     * **fixed** (bool, *optional*, default=False) - Whether the backbone stays as it was pretrained.
     * **components** (int, *optional*, default=1) - Of a mixture or an ensemble, each with a pretraining of its own.
@@ -40,6 +42,7 @@ class Spec:
     temperature: Optional[float] = None
     prior_std: Optional[float] = None
     samples: Optional[int] = None
+    sharpen: Optional[float] = None
     baseline: Optional[str] = None
     fixed: bool = False
     components: int = 1
