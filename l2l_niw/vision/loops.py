@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ class Method(ABC):
         for member, part in zip(members, self.module.components):
             member.module = part
         return members
+
+    def groups(self, lr: float) -> List[Dict[str, Any]]:
+        """Parameters with their learning rates, for an optimiser."""
+        return [{"params": list(self.module.parameters()), "lr": lr}]
 
     @abstractmethod
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
@@ -177,8 +181,18 @@ class LatentEpisodic(Episodic):
     **Description**
 
     As `Episodic`, for an NIW whose posterior has its full covariance: at meta-test it takes the steps of training.
-    Their mean and covariance have the support's curvature in them.
+    Their mean and covariance have the support's curvature in them. U has a learning rate of its own: a step of Adam
+    moves every weight by as much, and with the network's rate one would make U longer than it is.
     """
+
+    RATE = 0.01  # U's learning rate over that of the network
+
+    def groups(self, lr: float) -> List[Dict[str, Any]]:
+        """U with a smaller learning rate than all else."""
+        directions = list(self.module.hyper.directions)
+        own = {id(p) for p in directions}
+        others = [p for p in self.module.parameters() if id(p) not in own]
+        return [{"params": others, "lr": lr}, {"params": directions, "lr": self.RATE * lr}]
 
     def posterior(self, task: Tasks) -> Any:
         """The posterior of a task's weights, at meta-test."""

@@ -61,7 +61,7 @@ class Training:
     def __init__(self, method: Method, config: Config):
         self.method, self.config = method, config
         self.parameters = list(method.module.parameters())
-        self.opt = optim.Adam(self.parameters, config.lr)  # type: ignore[arg-type]
+        self.opt = optim.Adam(method.groups(config.lr))  # type: ignore[arg-type]
         self.schedule = optim.lr_scheduler.CosineAnnealingLR(self.opt, config.iterations)
         self.done, self.seconds, self.memory = 0, 0.0, 0.0
         self.log: List[Dict[str, float]] = []

@@ -138,3 +138,15 @@ def test_heads_of_low_rank_take_the_steps_of_training_at_meta_test(name):
     for key, value in learner.posterior().mean.items():
         torch.testing.assert_close(post.mean[key], value.detach(), atol=1e-5, rtol=1e-4)
     assert all(key.startswith("backbone.1.3.") for key in post.mean)
+
+
+def test_directions_have_a_smaller_learning_rate_than_the_network(tmp_path):
+    """U moves by a hundredth of what the weights move by, which is Adam's learning rate in the first step."""
+    config = complete(replace(SMALL, method="niw-ncc-rank", shots=2, lr=0.01))
+    training = runs.Training(build(config), config)
+    hyper, weight = training.method.module.hyper, training.method.module.module.backbone[1][0].conv.weight
+    before = [t.detach().clone() for t in (hyper.directions[0], weight)]
+    training.step(runs.tasksets_of(config, draw_cifarfs(tmp_path)).train)
+    moved = [(t - old).abs().max().item() for t, old in zip((hyper.directions[0], weight), before)]
+    assert moved == pytest.approx([0.01 * 0.01, 0.01], rel=0.05)
+    assert sum(len(group["params"]) for group in training.opt.param_groups) == len(training.parameters)

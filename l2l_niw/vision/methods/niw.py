@@ -66,7 +66,7 @@ def ranked(make: Callable) -> Callable[[Config], Method]:
 
 
 HEAD: Dict[str, Any] = {"inner_lr": 0.01, "steps": 3, "temperature": 1e-4, "prior_std": 0.05, "samples": 10}
-RANKED: Dict[str, Any] = {"steps": 2, "temperature": 1.0, "prior_std": 1.0, "samples": 10}
+RANKED: Dict[str, Any] = {"steps": 2, "temperature": 1.0, "prior_std": 0.1, "samples": 10}
 WITH_NIW: Dict[str, Spec] = {
     "niw": Spec(
         "NIW, linear",
