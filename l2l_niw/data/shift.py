@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from l2l_niw.data._numbered import NumberedEpisodes
 from l2l_niw.data.sine_line import Tasks
-from l2l_niw.data.tasksets import ImageTaskset
+from l2l_niw.data.tasksets import ClassTaskset
 from l2l_niw.errors import ArgumentError
 from l2l_niw.utils._checks import check_number, check_seed
 
@@ -109,7 +109,7 @@ class CorruptedQueries(NumberedEpisodes):
 
     **Arguments**
 
-    * **taskset** (ImageTaskset, OpenSetQueries or CorruptedQueries) - Where tasks come from.
+    * **taskset** (ImageTaskset, or OpenSetQueries or CorruptedQueries of one) - Where tasks come from.
     * **kind** (str) - 'noise', 'blur' or 'contrast'.
     * **severity** (int) - From 1 to 5.
     * **seed** (int, *optional*, default=0) - Of the noise.
@@ -158,19 +158,21 @@ class OpenSetQueries(NumberedEpisodes):
     """
     **Description**
 
-    The tasks of a taskset with images of other classes added to the query, after the task's own. Support and the task's
+    The tasks of a taskset with data of other classes added to the query, after the task's own. Support and the task's
     own queries are as they were. `y_query` is **-1** for what was added: `F.cross_entropy(..., ignore_index=-1)` leaves
     it out, `y_query >= 0` says what to score as usual, and `y_query < 0` what to detect. Task i has the same additional
-    images whenever it is asked for. Where the taskset turns classes, it turns these too.
+    data whenever it is asked for. Where the taskset turns classes, it turns these too.
 
     To corrupt all queries alike, wrap this in `CorruptedQueries`.
 
     **Arguments**
 
-    * **taskset** (ImageTaskset) - Where tasks come from.
+    * **taskset** (ClassTaskset) - Where tasks come from.
     * **classes** (int, *optional*, default=None) - How many other classes per task; the taskset's ways by default.
-    * **queries** (int, *optional*, default=None) - Images of each of them; the taskset's queries by default.
-    * **seed** (int, *optional*, default=0) - Of the other classes and their images.
+    * **queries** (int, *optional*, default=None) - Data of each of them; the taskset's queries by default.
+    * **seed** (int, *optional*, default=0) - Of the other classes and their data.
+    * **unknown** (Tensor, *optional*, default=None) - Inputs of no class, such as texts that are out of scope:
+        classes * queries of these are added instead.
 
     **References**
 
@@ -186,12 +188,17 @@ class OpenSetQueries(NumberedEpisodes):
     """
 
     def __init__(
-        self, taskset: ImageTaskset, classes: Optional[int] = None, queries: Optional[int] = None, seed: int = 0
+        self,
+        taskset: ClassTaskset,
+        classes: Optional[int] = None,
+        queries: Optional[int] = None,
+        seed: int = 0,
+        unknown: Optional[Tensor] = None,
     ):
-        if not isinstance(taskset, ImageTaskset):
+        if not isinstance(taskset, ClassTaskset):
             raise ArgumentError(
-                f"taskset must be an ImageTaskset, to draw other classes from; got {type(taskset).__name__}. To "
-                "corrupt open-set queries, wrap OpenSetQueries in CorruptedQueries."
+                "taskset must be a ClassTaskset, such as an ImageTaskset, to draw other classes from; got "
+                f"{type(taskset).__name__}. To corrupt open-set queries, wrap OpenSetQueries in CorruptedQueries."
             )
         classes = taskset.ways if classes is None else classes
         queries = taskset.queries if queries is None else queries
@@ -199,22 +206,32 @@ class OpenSetQueries(NumberedEpisodes):
         check_number("queries", queries, 1, whole=True)
         check_seed(seed)
         counts = taskset._counts
-        others, images = len(counts) - taskset.ways, counts.min()
-        if classes > others:
+        others, least = len(counts) - taskset.ways, counts.min()
+        if unknown is not None:
+            if unknown.shape[1:] != taskset.inputs.shape[1:] or len(unknown) < classes * queries:
+                raise ArgumentError(
+                    f"unknown must be {classes * queries} inputs or more of shape {tuple(taskset.inputs.shape[1:])}, "
+                    f"as those of the taskset; got {tuple(unknown.shape)}."
+                )
+        elif classes > others:
             raise ArgumentError(
                 f"classes is {classes}, but {taskset.ways} ways leave {others} of {len(counts)} classes: lower "
                 "classes, or the taskset's ways."
             )
-        if queries > images:
-            raise ArgumentError(f"queries is {queries}, but a class has {images} images: lower it.")
+        elif queries > least:
+            raise ArgumentError(f"queries is {queries}, but a class has {least} examples: lower it.")
         super().__init__(taskset.num_tasks)
         self.taskset, self.classes, self.queries, self.seed = taskset, classes, queries, seed
+        self.unknown = unknown
 
     def task(self, i: int) -> Tasks:
-        """Task i of the taskset, with classes * queries images more in its query, labelled -1."""
+        """Task i of the taskset, with classes * queries data more in its query, labelled -1."""
         task, random = self.taskset.task(i), np.random.default_rng(_sequence(i, self.seed))
-        others = np.setdiff1d(np.arange(len(self.taskset._counts)), self.taskset._classes(i)[1])
-        chosen = random.choice(others, self.classes, replace=False)
-        unknown = self.taskset._images(random, chosen, self.queries).flatten(0, 1)
-        labels = task.y_query.new_full((len(unknown),), -1)
-        return task._replace(x_query=torch.cat([task.x_query, unknown]), y_query=torch.cat([task.y_query, labels]))
+        if self.unknown is not None:
+            added = self.unknown[random.choice(len(self.unknown), self.classes * self.queries, replace=False)]
+        else:
+            others = np.setdiff1d(np.arange(len(self.taskset._counts)), self.taskset._classes(i)[1])
+            chosen = random.choice(others, self.classes, replace=False)
+            added = self.taskset._drawn(random, chosen, self.queries).flatten(0, 1)
+        labels = task.y_query.new_full((len(added),), -1)
+        return task._replace(x_query=torch.cat([task.x_query, added]), y_query=torch.cat([task.y_query, labels]))

@@ -1,7 +1,7 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence, Tuple, Union
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -14,81 +14,101 @@ from l2l_niw.errors import ArgumentError
 from l2l_niw.utils._checks import check_number, check_seed
 
 
-class ImageTaskset(NumberedEpisodes):
+class ClassTaskset(NumberedEpisodes):
     """
     **Description**
 
-    Few-shot tasks of images in memory. `taskset[i]` is one task, the same whenever it is asked for, `sample()` the next
-    one, and `batch(n)` the next n, stacked: support and query, inputs of (images, channels, height, width) between 0
-    and 1 and labels from 0 to ways - 1, class by class.
+    Few-shot tasks of data in memory of any kind: token ids, features, sounds. `taskset[i]` is one task, the same
+    whenever it is asked for, `sample()` the next one, and `batch(n)` the next n, stacked: support and query, inputs of
+    (data, ...) and labels from 0 to ways - 1, class by class.
 
     **Arguments**
 
-    * **images** (Images) - Pixels in bytes, and their classes.
+    * **inputs** (Tensor) - (n, ...).
+    * **labels** (Tensor) - Their classes, 0, 1, ..., (n,).
     * **ways** (int) - Classes per task.
-    * **shots** (int) - Images of a class in the support.
-    * **queries** (int) - Images of a class in the query, all others than the support's.
+    * **shots** (int) - Data of a class in the support.
+    * **queries** (int) - Data of a class in the query, all others than the support's.
     * **num_tasks** (int, *optional*, default=-1) - How many there are; -1 for no end.
-    * **rotate** (bool, *optional*, default=False) - Whether every class of a task is turned by a multiple of 90
-        degrees, as is usual on Omniglot.
     * **seed** (int or sequence, *optional*, default=0) - Of the tasks.
+    * **groups** (sequence, *optional*, default=None) - Of every class a group, 0, 1, ...: the classes of a task are
+        then of one group, which makes tasks harder. Groups with fewer classes than ways are left out.
+
+    **Example**
+
+    ~~~python
+    taskset = ClassTaskset(features, labels, ways=5, shots=1, queries=15)
+    x, y, x_query, y_query = taskset[17]
+    ~~~
     """
 
     def __init__(
         self,
-        images: Images,
+        inputs: Tensor,
+        labels: Tensor,
         ways: int,
         shots: int,
         queries: int,
         num_tasks: int = -1,
-        rotate: bool = False,
         seed: Union[int, Sequence[int]] = 0,
+        groups: Optional[Sequence[int]] = None,
     ):
         super().__init__(num_tasks)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries)):
             check_number(name, value, 1, whole=True)
         for number in np.atleast_1d(seed):
             check_seed(int(number))
-        if images.pixels.dtype != torch.uint8:
-            raise ArgumentError(f"images must have pixels in bytes, torch.uint8; got {images.pixels.dtype}.")
-        if len(images.labels) and images.labels.min() < 0:
-            raise ArgumentError(f"images has a label of {images.labels.min()}: classes are 0, 1, ...")
-        if len(images.pixels) != len(images.labels):
-            raise ArgumentError(f"images has {len(images.pixels)} pictures, but {len(images.labels)} labels.")
-        order = images.labels.argsort(stable=True)
-        if not torch.equal(images.labels[order], images.labels):
-            images = Images(images.pixels[order], images.labels[order])
-        counts = torch.bincount(images.labels)
+        if len(labels) and labels.min() < 0:
+            raise ArgumentError(f"labels has {labels.min()} in it: classes are 0, 1, ...")
+        if len(inputs) != len(labels):
+            raise ArgumentError(f"labels has {len(labels)} of them, but there are {len(inputs)} inputs.")
+        order = labels.argsort(stable=True)
+        if not torch.equal(labels[order], labels):
+            inputs, labels = inputs[order], labels[order]
+        counts = torch.bincount(labels)
         if len(counts) < ways:
             raise ArgumentError(f"ways is {ways}, but there are {len(counts)} classes.")
         if counts.min() < shots + queries:
             raise ArgumentError(
-                f"shots + queries is {shots + queries}, but a class has {counts.min()} images: lower one of them."
+                f"shots + queries is {shots + queries}, but a class has {counts.min()} examples: lower one of them."
             )
-        self.images, self.ways, self.shots, self.queries = images, ways, shots, queries
-        self.rotate, self.seed = rotate, seed
+        self.inputs, self.labels, self.ways, self.shots, self.queries = inputs, labels, ways, shots, queries
+        self.seed, self.groups = seed, groups
         self._starts, self._counts = (counts.cumsum(0) - counts).numpy(), counts.numpy()
+        self._choices = self._by_group(groups)
+
+    def _by_group(self, groups: Optional[Sequence[int]]) -> List[np.ndarray]:
+        """The classes that those of a task are drawn from, for every group that has enough."""
+        classes = np.arange(len(self._counts))
+        if groups is None:
+            return [classes]
+        if len(groups) != len(classes):
+            raise ArgumentError(f"groups has {len(groups)} entries, but there are {len(classes)} classes.")
+        own = [classes[np.asarray(groups) == group] for group in np.unique(groups)]
+        if max(map(len, own)) < self.ways:
+            raise ArgumentError(f"ways is {self.ways}, but no group has more than {max(map(len, own))} classes.")
+        return [group for group in own if len(group) >= self.ways]
 
     def task(self, i: int) -> Tasks:
-        """Task i: images (n, channels, height, width) and labels (n,), n = ways * shots; so too of the query."""
+        """Task i: inputs (n, ...) and labels (n,), n = ways * shots; so too of the query."""
         random, classes = self._classes(i)
-        pixels = self._images(random, classes, self.shots + self.queries)
-        labels = torch.arange(self.ways).to(pixels.device).unsqueeze(1)
+        inputs = self._drawn(random, classes, self.shots + self.queries)
+        labels = torch.arange(self.ways).to(inputs.device).unsqueeze(1)
         return Tasks(
-            pixels[:, : self.shots].flatten(0, 1),
+            inputs[:, : self.shots].flatten(0, 1),
             labels.repeat(1, self.shots).flatten(),
-            pixels[:, self.shots :].flatten(0, 1),
+            inputs[:, self.shots :].flatten(0, 1),
             labels.repeat(1, self.queries).flatten(),
         )
 
     def with_shape(
         self, ways: Optional[int] = None, shots: Optional[int] = None, queries: Optional[int] = None
-    ) -> "ImageTaskset":
+    ) -> "ClassTaskset":
         """
         **Description**
 
-        The same images, number of tasks, rotations and seed, with other ways, shots or queries. Task i has the classes
-        of this taskset's task i if the ways are the same, and its images too if shots + queries is.
+        The same data, number of tasks and seed, with other ways, shots or queries. Task i has the classes of this
+        taskset's task i if the ways are the same, and its data too if shots + queries is.
 
         **Arguments**
 
@@ -100,18 +120,65 @@ class ImageTaskset(NumberedEpisodes):
         more_ways = tasksets.test.with_shape(ways=10)
         ~~~
         """
-        shape = _own(ways, self.ways), _own(shots, self.shots), _own(queries, self.queries)
-        return ImageTaskset(self.images, *shape, self.num_tasks, self.rotate, self.seed)
+        return self._alike(_own(ways, self.ways), _own(shots, self.shots), _own(queries, self.queries))
+
+    def _alike(self, ways: int, shots: int, queries: int) -> "ClassTaskset":
+        """The same taskset with these numbers."""
+        return ClassTaskset(self.inputs, self.labels, ways, shots, queries, self.num_tasks, self.seed, self.groups)
 
     def _classes(self, i: int) -> Tuple[np.random.Generator, np.ndarray]:
-        """Task i's classes, and the generator that goes on to draw its images."""
+        """Task i's classes, and the generator that goes on to draw its data."""
         random = np.random.default_rng([i, *np.atleast_1d(self.seed)])
-        return random, random.choice(len(self._counts), self.ways, replace=False)
+        group = random.integers(len(self._choices)) if len(self._choices) > 1 else 0
+        return random, random.choice(self._choices[group], self.ways, replace=False)
 
-    def _images(self, random: np.random.Generator, classes: np.ndarray, each: int) -> Tensor:
-        """Images of classes, between 0 and 1, (classes, each, channels, height, width)."""
+    def _drawn(self, random: np.random.Generator, classes: np.ndarray, each: int) -> Tensor:
+        """Inputs of classes, (classes, each, ...)."""
         which = [self._starts[c] + random.choice(self._counts[c], each, replace=False) for c in classes]
-        pixels = self.images.pixels[torch.from_numpy(np.stack(which))]
+        return self.inputs[torch.from_numpy(np.stack(which))]
+
+
+class ImageTaskset(ClassTaskset):
+    """
+    **Description**
+
+    A `ClassTaskset` of images, (images, channels, height, width), between 0 and 1.
+
+    **Arguments**
+
+    * **images** (Images) - Pixels in bytes, and their classes.
+    * **ways, shots, queries, num_tasks** - As of `ClassTaskset`.
+    * **rotate** (bool, *optional*, default=False) - Whether every class of a task is turned by a multiple of 90
+        degrees, as is usual on Omniglot.
+    * **seed, groups** - As of `ClassTaskset`.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        ways: int,
+        shots: int,
+        queries: int,
+        num_tasks: int = -1,
+        rotate: bool = False,
+        seed: Union[int, Sequence[int]] = 0,
+        groups: Optional[Sequence[int]] = None,
+    ):
+        if images.pixels.dtype != torch.uint8:
+            raise ArgumentError(f"images must have pixels in bytes, torch.uint8; got {images.pixels.dtype}.")
+        super().__init__(images.pixels, images.labels, ways, shots, queries, num_tasks, seed, groups)
+        self.rotate = rotate
+
+    @property
+    def images(self) -> Images:
+        """All of them, class by class."""
+        return Images(self.inputs, self.labels)
+
+    def _alike(self, ways: int, shots: int, queries: int) -> "ImageTaskset":
+        return ImageTaskset(self.images, ways, shots, queries, self.num_tasks, self.rotate, self.seed, self.groups)
+
+    def _drawn(self, random: np.random.Generator, classes: np.ndarray, each: int) -> Tensor:
+        pixels = super()._drawn(random, classes, each)
         if self.rotate:
             turns = random.integers(4, size=len(classes))
             pixels = torch.stack([torch.rot90(own, int(turn), (-2, -1)) for own, turn in zip(pixels, turns)])

@@ -8,8 +8,8 @@ import torch
 from drawings import draw_omniglot
 
 from l2l_niw.data import (
-    CorruptedQueries, ImageTaskset, Images, OpenSetQueries, SineLine, SineLineTaskset, contrast, gaussian_blur,
-    gaussian_noise, get_tasksets,
+    ClassTaskset, CorruptedQueries, ImageTaskset, Images, OpenSetQueries, SineLine, SineLineTaskset, contrast,
+    gaussian_blur, gaussian_noise, get_tasksets,
 )  # fmt: skip
 from l2l_niw.errors import ArgumentError
 
@@ -184,6 +184,19 @@ class TestOpenSetQueries:
         assert all(same(found[i], backwards[i]) for i in range(20))
         assert any(not torch.equal(found[i].x_query, other[i].x_query) for i in range(3))
 
+    def test_inputs_of_no_class_may_be_given(self):
+        clean = ClassTaskset(torch.zeros(40, 3), torch.arange(4).repeat_interleave(10), 2, 1, 3, num_tasks=30)
+        unknown = torch.arange(1.0, 9.0).unsqueeze(1).repeat(1, 3)
+        found = OpenSetQueries(clean, classes=1, queries=4, unknown=unknown)
+        for task in found:
+            added = task.x_query[task.y_query < 0]
+            assert added.shape == (4, 3)
+            assert (added > 0).all()
+            assert len(added.unique(dim=0)) == 4
+        assert len(torch.cat([task.x_query for task in found]).unique(dim=0)) == 9
+        with pytest.raises(ArgumentError, match="unknown must be 12 inputs or more of shape .3,."):
+            OpenSetQueries(clean, classes=3, queries=4, unknown=unknown)
+
     def test_added_classes_are_turned_as_a_whole_where_the_taskset_turns_its_own(self):
         turned = OpenSetQueries(taskset(rotate=True), classes=4)
         corners = []
@@ -276,7 +289,7 @@ class TestTogether:
     (lambda: OpenSetQueries(taskset(ways=7)), "classes is 7, but 7 ways leave 5"),
     (lambda: OpenSetQueries(taskset(ways=12), classes=1), "classes is 1, but 12 ways leave 0"),
     (lambda: OpenSetQueries(taskset(), classes=0), "classes must be"),
-    (lambda: OpenSetQueries(taskset(), queries=11), "queries is 11, but a class has 10 images: lower it"),
+    (lambda: OpenSetQueries(taskset(), queries=11), "queries is 11, but a class has 10 examples: lower it"),
     (lambda: OpenSetQueries(taskset(), queries=0), "queries must be"),
     (lambda: OpenSetQueries(taskset(), seed=1.5), "seed must be"),
     (lambda: OpenSetQueries(CorruptedQueries(taskset(), "blur", 1)), "wrap OpenSetQueries in CorruptedQueries"),

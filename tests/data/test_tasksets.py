@@ -10,7 +10,7 @@ import torch
 from drawings import draw, draw_cifarfs, draw_omniglot
 from PIL import Image
 
-from l2l_niw.data import ImageTaskset, Images, get_tasksets, images, load_images
+from l2l_niw.data import ClassTaskset, ImageTaskset, Images, OpenSetQueries, get_tasksets, images, load_images
 from l2l_niw.errors import ArgumentError, DataError, NIWError
 
 import learn2learn as l2l
@@ -145,8 +145,37 @@ def test_images_may_come_in_any_order():
     classes, labels = (torch.cat([x, x_query])[:, 0, 0, 0] * 255).round(), torch.cat([y, y_query])
     assert all(len(classes[labels == k].unique()) == 1 for k in range(4))
     assert len(classes.unique()) == 4
-    with pytest.raises(ArgumentError, match="60 pictures, but 59 labels"):
+    with pytest.raises(ArgumentError, match="59 of them, but there are 60 inputs"):
         ImageTaskset(Images(mixed.pixels, mixed.labels[1:]), 4, 2, 3)
+
+
+def test_data_of_any_kind_come_as_they_are():
+    ids = torch.arange(60).unsqueeze(1).repeat(1, 4)
+    labels = torch.arange(6).repeat_interleave(10)
+    taskset = ClassTaskset(ids, labels, ways=3, shots=2, queries=4, seed=1)
+    images = ImageTaskset(numbered(), ways=3, shots=2, queries=4, seed=1)
+    task, same = taskset[7], images[7]
+    assert task.x.dtype == torch.long
+    assert task.x_query.shape == (12, 4)
+    pixels = (same.x[:, 0, 0] * 255).round().long()
+    assert torch.equal(task.x[:, 0], 10 * pixels[:, 0] + pixels[:, 1])
+    assert torch.equal(taskset.with_shape(ways=5)[0].x, ClassTaskset(ids, labels, 5, 2, 4, seed=1)[0].x)
+
+
+def test_classes_of_a_task_are_of_one_group():
+    groups = [0, 1, 0, 1, 2, 1]
+    for taskset in (
+        ImageTaskset(numbered(), ways=2, shots=1, queries=1, groups=groups),
+        ImageTaskset(numbered(), ways=3, shots=1, queries=1, groups=groups).with_shape(ways=2),
+    ):
+        found = [frozenset((taskset[i].x[:, 0, 0, 0] * 255).round().int().tolist()) for i in range(60)]
+        assert set(found) == {frozenset(pair) for pair in ((0, 2), (1, 3), (1, 5), (3, 5))}
+    task = OpenSetQueries(ImageTaskset(numbered(), 2, 1, 1, groups=groups))[0]  # unknown ones may be of any
+    assert (task.y_query < 0).sum() == 2
+    with pytest.raises(ArgumentError, match="no group has more than 3"):
+        ImageTaskset(numbered(), ways=4, shots=1, queries=1, groups=groups)
+    with pytest.raises(ArgumentError, match="groups has 2 entries"):
+        ImageTaskset(numbered(), ways=4, shots=1, queries=1, groups=[0, 1])
 
 
 def test_all_images_and_classes_come_alike():
@@ -325,7 +354,7 @@ def test_a_broken_cache_is_named_and_not_the_data(tmp_path, monkeypatch):
         ({"num_tasks": 0}, "num_tasks"),
         ({"seed": -1}, "seed must be"),
         ({"images": Images(numbered().pixels / 255, numbered().labels)}, "pixels in bytes"),
-        ({"images": Images(numbered().pixels, numbered().labels - 1)}, "a label of -1"),
+        ({"images": Images(numbered().pixels, numbered().labels - 1)}, "labels has -1"),
     ],
 )
 def test_numbers_that_the_images_cannot_give_are_named(change, message):
