@@ -1,7 +1,7 @@
 """learn2learn's image benchmarks as episodes: support and query, seeded, from memory."""
 
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -183,6 +183,38 @@ class ImageTaskset(ClassTaskset):
             turns = random.integers(4, size=len(classes))
             pixels = torch.stack([torch.rot90(own, int(turn), (-2, -1)) for own, turn in zip(pixels, turns)])
         return pixels.float() / 255.0
+
+
+class MappedTaskset(NumberedEpisodes):
+    """
+    **Description**
+
+    The tasks of a taskset, with a function's outputs for their inputs: features of a frozen network, for example.
+
+    **Arguments**
+
+    * **taskset** (ClassTaskset, or OpenSetQueries or CorruptedQueries of one) - Where tasks come from.
+    * **function** (callable) - From inputs (n, ...) to tensors (n, ...), each by itself: support and query are given
+        together.
+
+    **Example**
+
+    ~~~python
+    tasks = MappedTaskset(tasksets.train, FrozenFeatures(blocks[:-2]))
+    ~~~
+    """
+
+    def __init__(self, taskset: NumberedEpisodes, function: Callable[[Tensor], Tensor]):
+        if not isinstance(taskset, NumberedEpisodes):
+            raise ArgumentError(f"taskset must be one of support and query; got {type(taskset).__name__}.")
+        super().__init__(taskset.num_tasks)
+        self.taskset, self.function = taskset, function
+
+    def task(self, i: int) -> Tasks:
+        """Task i of the taskset, its inputs gone over."""
+        task = self.taskset.task(i)
+        mapped = self.function(torch.cat([task.x, task.x_query]))
+        return task._replace(x=mapped[: len(task.x)], x_query=mapped[len(task.x) :])
 
 
 class Tasksets(NamedTuple):
