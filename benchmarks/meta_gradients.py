@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from l2l_niw import NIW
 from l2l_niw.vision import Config, build
 from l2l_niw.vision.pretraining import load_start
-from l2l_niw.vision.runs import tasksets_of
+from l2l_niw.vision.tasks import tasksets_of
 
 
 def gradient(wrapper, tasks, steps):

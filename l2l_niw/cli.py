@@ -1,4 +1,4 @@
-"""Train, test and compare few-shot image classifiers, and report results."""
+"""Train, test and compare few-shot classifiers of images and texts, and report results."""
 
 import argparse
 import sys
@@ -30,11 +30,10 @@ def program() -> str:
 
 def add_config(parser: argparse.ArgumentParser, without: tuple = ()) -> None:
     """Adds an option for every field of `Config`."""
-    from l2l_niw.vision.backbone import SHAPES
-    from l2l_niw.vision.config import Config
+    from l2l_niw.vision.config import CHOICES, DATASETS, Config
     from l2l_niw.vision.methods import METHODS
 
-    choices = {"method": list(METHODS), "dataset": list(SHAPES)}
+    choices = {"method": list(METHODS), "dataset": list(DATASETS), **CHOICES}
     for field in fields(Config):
         if field.name in without:
             continue

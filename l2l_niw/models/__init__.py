@@ -1,5 +1,6 @@
 """Backbones beside learn2learn's own, which are used as they are, and what goes with them."""
 
+from l2l_niw.models.adapters import add_adapters
 from l2l_niw.models.blocks import text_blocks, vit_blocks
 from l2l_niw.models.checkpoints import load_checkpoint
 from l2l_niw.models.frozen import FrozenFeatures
@@ -12,6 +13,7 @@ __all__ = [
     "MLP",
     "FrozenFeatures",
     "PoseEncoder",
+    "add_adapters",
     "batch_statistics",
     "load_checkpoint",
     "text_blocks",

@@ -59,6 +59,34 @@ class Tokens(nn.Module):
         return self.vit.forward_features(images)
 
 
+class ClassToken(nn.Module):
+    """
+    A vision transformer's block whose class token alone is wanted, as of the last one: two thirds of it are products of
+    the other tokens, which nobody sees.
+    """
+
+    norm1: Any
+    attn: Any
+    ls1: Any
+    drop_path1: Any
+    norm2: Any
+    mlp: Any
+    ls2: Any
+    drop_path2: Any
+    PARTS = ("norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+
+    def __init__(self, block: Any):
+        super().__init__()
+        for name in self.PARTS:
+            setattr(self, name, getattr(block, name))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The class token, (n, 1, width), of tokens, (n, tokens, width)."""
+        tokens = tokens + self.drop_path1(self.ls1(self.attn(self.norm1(tokens))))
+        first = tokens[:, :1]
+        return first + self.drop_path2(self.ls2(self.mlp(self.norm2(first))))
+
+
 class Pooled(nn.Module):
     """What follows a vision transformer's blocks: its norm, and one vector per image."""
 
@@ -83,8 +111,8 @@ def vit_blocks(vit: nn.Module, size: Optional[int] = None) -> nn.Sequential:
     **Description**
 
     A copy of one of timm's vision transformers as a sequence: what comes before the blocks, every block, and what comes
-    after them. Its slices are networks: `blocks[:-2]` computes tokens, `blocks[-2:]` is the last block with what comes
-    after it.
+    after them. Where features are the class token, the last block computes that token alone. Its slices are networks:
+    `blocks[:-2]` computes tokens, `blocks[-2:]` is the last block with what comes after it.
 
     **Arguments**
 
@@ -106,6 +134,12 @@ def vit_blocks(vit: nn.Module, size: Optional[int] = None) -> nn.Sequential:
     own: Any = copy.deepcopy(vit)
     first = [] if size is None else [Resized(size, own.pretrained_cfg["mean"], own.pretrained_cfg["std"])]
     blocks, last = list(own.blocks), Pooled(own)
+    if (
+        own.global_pool == "token"
+        and own.has_class_token
+        and set(dict(blocks[-1].named_children())) == set(ClassToken.PARTS)
+    ):
+        blocks[-1] = ClassToken(blocks[-1])
     return nn.Sequential(*first, Tokens(own), *blocks, last).train(vit.training)
 
 

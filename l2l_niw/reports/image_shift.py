@@ -14,6 +14,10 @@ from l2l_niw.vision.shift import LEVEL, SHIFTS, TASKS
 
 OPEN = "open set"
 LINES_FILE, PLOT_FILE = "shift.jsonl", "shift.png"
+OF_IMAGES = (
+    "Corruptions: the mean of severities 1, 3, 5. Other classes: FC100's for CIFAR-FS, and the other way round, "
+    "without those that training has images of. A linear head has no outputs for more ways. "
+)
 SCORE_AGAIN = "Score the run under shift anew."
 Scores = Dict[str, Dict[str, Any]]  # by shift
 
@@ -38,7 +42,9 @@ def load(folder: Path) -> Dict[str, List[ShiftedRun]]:
         runs[config.method, config.seed] = ShiftedRun(config.method, config.seed, scores)
     for run in runs.values():
         for name, scores in run.scores.items():
-            check_keys(path, scores, ("accuracy", "nll", "ece", "ece_ts", "aurc", "coverage", "auroc"), SCORE_AGAIN)
+            check_keys(
+                path, scores, ("accuracy", "nll", "ece", "ece_ts", "aurc", "coverage", "auroc", "fpr95"), SCORE_AGAIN
+            )
             if name not in SHIFTS:
                 raise CheckpointError(f"{path}: there is no shift {name!r}. {SCORE_AGAIN}")
     found = {name: [runs[key] for key in sorted(runs) if key[0] == name] for name in METHODS}
@@ -72,8 +78,8 @@ def table(methods: Dict[str, List[ShiftedRun]]) -> str:
     columns = groups(max(methods.values(), key=lambda runs: len(runs[0].scores)))
     every = [name for own in min(map(groups, methods.values()), key=lambda own: len(own)).values() for name in own]
     lines = [
-        f"| method | seeds | {' | '.join(columns)} | AUROC, open set | AURC | coverage % |",
-        "|---" * (len(columns) + 5) + "|",
+        f"| method | seeds | {' | '.join(columns)} | AUROC, open set | FPR95 % | AURC | coverage % |",
+        "|---" * (len(columns) + 6) + "|",
     ]
     for method, runs in methods.items():
         own, cells = groups(runs), []
@@ -84,7 +90,8 @@ def table(methods: Dict[str, List[ShiftedRun]]) -> str:
                 if scores
                 else ""
             )
-        doubt = f"{mean(runs, [OPEN], 'auroc'):.3f}", f"{mean(runs, every, 'aurc'):.3f}"
+        auroc, fpr95 = (mean(runs, [OPEN], key) for key in ("auroc", "fpr95"))
+        doubt = f"{auroc:.3f}", f"{100 * fpr95:.1f}", f"{mean(runs, every, 'aurc'):.3f}"
         covered = f"{100 * mean(runs, every, 'coverage'):.1f}"
         lines.append("| " + " | ".join([METHODS[method].title, str(len(runs)), *cells, *doubt, covered]) + " |")
     return "\n".join(lines)
@@ -140,15 +147,15 @@ def section(folder: Path) -> List[str]:
         return []
     plot(methods, folder / PLOT_FILE)
     own = ratios(methods)
+    of_images = any(len(groups(runs)) > 1 for runs in methods.values())
     text = (
         f"The same models, without further training, on {TASKS} tasks of each kind: accuracy %, NLL, ECE %, and ECE % "
-        "after the temperature that was fitted in domain. Corruptions: the mean of severities 1, 3, 5. Other classes: "
-        "FC100's for CIFAR-FS, and the other way round, without those that training has images of. AUROC: unknown "
-        "classes among the queries by the largest probability. AURC: the error among what is answered, over how much "
+        f"after the temperature that was fitted in domain. {OF_IMAGES if of_images else ''}AUROC, FPR95: unknown "
+        "queries, told apart by the largest probability. AURC: the error among what is answered, over how much "
         "is, mean over the columns that all have, lower is better. Coverage: of prediction sets at "
-        f"{100 * LEVEL:.0f}%, fitted on validation tasks. A linear head has no outputs for more ways."
+        f"{100 * LEVEL:.0f}%, fitted on validation tasks."
     )
-    found = ["## Under shift", text, table(methods)]
+    found = ["## Under shift" if of_images else "## Out of scope", text, table(methods)]
     if own:
         found += ["ECE of NIW over that of its baseline:", own]
     return [*found, f"![NLL and ECE under shift]({PLOT_FILE})"]

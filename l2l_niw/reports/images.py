@@ -17,6 +17,15 @@ from l2l_niw.reports.image_runs import Run, load
 from l2l_niw.vision.config import SHARED_OPTIONS
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS
 
+CONV4 = (
+    "The backbone is learn2learn's Conv-4; pretraining: epochs of supervised pretraining on all training classes, with "
+    "the same weights for all methods of a seed."
+)
+TRANSFORMER = (
+    "The backbone is a pretrained transformer, of which the last blocks are trained, or none where it is fixed; "
+    "features have one length."
+)
+OF_CONV4 = ("filters", "pretraining", "backbones", "batchnorm")  # settings that a transformer has no use for
 STATISTICS = {
     "batch": "BatchNorm takes the statistics of the support and of the query, each by itself, as in MAML: all methods "
     "are transductive.",
@@ -219,12 +228,13 @@ def pack(folder: Path) -> None:
 
 def setup(methods: Dict[str, List[Run]], config: Dict[str, Any]) -> str:
     """How the table was made."""
-    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS)
+    transformer = config["backbone"] != "conv4"
+    unused = OF_CONV4 if transformer else ("backbone", "blocks")
+    budget = ", ".join(f"{key.replace('_', ' ')} {config[key]}" for key in SHARED_OPTIONS if key not in unused)
+    network = TRANSFORMER if transformer else f"{CONV4} {STATISTICS[config['batchnorm']]}"
     text = (
-        f"Every method: {budget}; learn2learn's Conv-4, Adam on a cosine; pretraining: epochs of supervised "
-        "pretraining on all training classes, with the same weights for all methods of a seed. "
-        f"{STATISTICS[config['batchnorm']]} MetaQDA as published has a fixed backbone; its other rows, and NIW with "
-        "it, train the backbone too. Accuracy: mean "
+        f"Every method: {budget}; Adam on a cosine. {network} MetaQDA as published has a fixed backbone; its other "
+        "rows, and NIW with it, train the backbone too. Accuracy: mean "
         "and 95% interval over test tasks and seeds. Others: mean and standard error over seeds. ECE: 20 bins; +TS: "
         "after temperature scaling, fitted on validation tasks. Seconds are of training, on one thread; memory is the "
         f"whole process's peak, with code and images.{machines(methods)}"

@@ -1,4 +1,4 @@
-"""Few-shot image classification: methods side by side, in one loop and with one backbone."""
+"""Few-shot classification of images and texts: methods side by side, in one loop and with one backbone."""
 
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.methods import METHODS, build

@@ -16,7 +16,8 @@ from l2l_niw.utils._files import folder_of
 from l2l_niw.vision.config import SHARED_OPTIONS, Config
 from l2l_niw.vision.methods import METHOD_OPTIONS, METHODS, complete, trainable
 from l2l_niw.vision.pretraining import pretrained
-from l2l_niw.vision.runs import read_log, tasksets_of
+from l2l_niw.vision.runs import read_log
+from l2l_niw.vision.tasks import tasksets_of
 
 STAGES = {"train": "", "test": "metrics.json", "shift": "shift.json"}  # of a run, and what is there after it
 DIVERGED = 3  # exit code of the command line when a training diverges

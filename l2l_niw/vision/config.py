@@ -10,11 +10,16 @@ from l2l_niw.utils._checks import check_number, check_seed
 from l2l_niw.utils._files import make_folder, read_json, write
 
 SHARED_OPTIONS = (
-    "dataset", "ways", "shots", "queries", "train_queries", "filters", "pretraining", "backbones", "batchnorm",
-    "precision", "iterations", "meta_batch", "validations", "validation_tasks", "scaling_tasks", "test_tasks",
+    "dataset", "ways", "shots", "queries", "train_queries", "backbone", "blocks", "filters", "pretraining", "backbones",
+    "batchnorm", "precision", "iterations", "meta_batch", "validations", "validation_tasks", "scaling_tasks",
+    "test_tasks",
 )  # the same for all methods of a comparison  # fmt: skip
 
-CHOICES = {"batchnorm": ("batch", "running"), "precision": ("float32", "bfloat16")}
+DATASETS = ("omniglot", "cifarfs", "fc100", "mini-imagenet", "tiered-imagenet", "clinc150", "clinc150-domains")
+TEXTS = {"clinc150": False, "clinc150-domains": True}  # whether the classes of a task are of one domain
+CHOICES = {
+    "backbone": ("conv4", "dinov2", "minilm"), "batchnorm": ("batch", "running"), "precision": ("float32", "bfloat16"),
+}  # fmt: skip
 
 
 def option(default: Any, text: str) -> Any:
@@ -37,13 +42,15 @@ class Config:
     """
 
     method: str = option("niw", "method to train")
-    dataset: str = option("cifarfs", "image benchmark")
+    dataset: str = option("cifarfs", "images, or texts: CLINC150's intents, of all domains or of one domain per task")
     ways: int = option(5, "classes per task")
     shots: int = option(1, "support images per class")
     queries: int = option(15, "query images per class in validation and test tasks")
     train_queries: int = option(5, "query images per class in training tasks")
-    filters: int = option(32, "filters of each of the four convolutions")
-    pretraining: int = option(0, "epochs of supervised pretraining of the backbone on all training classes")
+    backbone: str = option("conv4", "'conv4', or a pretrained transformer: 'dinov2' of images, 'minilm' of texts")
+    blocks: int = option(1, "last blocks of a transformer that are trained; those before them are frozen")
+    filters: int = option(32, "filters of each of the four convolutions of conv4")
+    pretraining: int = option(0, "epochs of supervised pretraining of conv4 on all training classes")
     backbones: Optional[int] = option(None, "pretrainings that seeds take in turn; by default each seed has its own")
     batchnorm: str = option("batch", "BatchNorm's statistics: 'batch', as in MAML, or the pretraining's, 'running'")
     precision: str = option("float32", "what the backbone computes in: 'float32', or 'bfloat16', faster on new CPUs")
@@ -63,7 +70,7 @@ class Config:
     seed: int = option(0, "seed of initial weights and training tasks")
 
     def __post_init__(self) -> None:
-        for name in ("shots", "queries", "train_queries", "filters", "meta_batch", "iterations"):
+        for name in ("shots", "queries", "train_queries", "filters", "blocks", "meta_batch", "iterations"):
             check_number(name, getattr(self, name), 1, whole=True)
         for name in ("validations", "validation_tasks", "scaling_tasks"):
             check_number(name, getattr(self, name), 1, whole=True)
@@ -76,6 +83,13 @@ class Config:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ArgumentError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        if (self.backbone == "minilm") != (self.dataset in TEXTS):
+            raise ArgumentError(
+                f"backbone is {self.backbone} and dataset {self.dataset}: minilm goes with {' and '.join(TEXTS)}, and "
+                "with nothing else."
+            )
+        if self.backbone != "conv4" and self.pretraining:
+            raise ArgumentError(f"pretraining is of conv4: {self.backbone} is pretrained. Leave it out.")
         if self.batchnorm == "running" and not self.pretraining:
             raise ArgumentError("batchnorm='running' takes the pretraining's statistics: give pretraining, 10 or more.")
         for name in ("lr", "inner_lr", "prior_std", "sharpen"):
@@ -86,6 +100,11 @@ class Config:
                 check_number(name, getattr(self, name), 1, whole=True)
         if self.temperature is not None:
             check_number("temperature", self.temperature, 0)
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether training starts from a pretrained backbone."""
+        return self.backbone != "conv4" or self.pretraining > 0
 
     def pretraining_seed(self, component: int = 0) -> int:
         """The seed of the pretraining that a component of the run starts from; the first is that of the run's seed."""

@@ -43,9 +43,17 @@ class Method(ABC):
             member.module = part
         return members
 
+    @property
+    def rates(self) -> Dict[int, float]:
+        """Learning rates relative to the config's, by a parameter's id, of those that have others."""
+        return {id(p): body.rate for body in self.backbones for p in body.parameters()}
+
     def groups(self, lr: float) -> List[Dict[str, Any]]:
         """Parameters with their learning rates, for an optimiser."""
-        return [{"params": list(self.module.parameters()), "lr": lr}]
+        rates, found = self.rates, dict[float, list]()
+        for p in self.module.parameters():
+            found.setdefault(rates.get(id(p), 1.0), []).append(p)
+        return [{"params": own, "lr": rate * lr} for rate, own in found.items()]
 
     @abstractmethod
     def loss(self, task: Tasks) -> Tuple[Tensor, Tensor]:
@@ -187,12 +195,10 @@ class LatentEpisodic(Episodic):
 
     RATE = 0.01  # U's learning rate over that of the network
 
-    def groups(self, lr: float) -> List[Dict[str, Any]]:
-        """U with a smaller learning rate than all else."""
-        directions = list(self.module.hyper.directions)
-        own = {id(p) for p in directions}
-        others = [p for p in self.module.parameters() if id(p) not in own]
-        return [{"params": others, "lr": lr}, {"params": directions, "lr": self.RATE * lr}]
+    @property
+    def rates(self) -> Dict[int, float]:
+        """U has a smaller one than all else."""
+        return {**super().rates, **{id(p): self.RATE for p in self.module.hyper.directions}}
 
     def posterior(self, task: Tasks) -> Any:
         """The posterior of a task's weights, at meta-test."""

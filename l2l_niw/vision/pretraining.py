@@ -14,11 +14,13 @@ from l2l_niw.data.tasksets import ImageTaskset
 from l2l_niw.errors import require
 from l2l_niw.heads.episodic import EpisodicModel
 from l2l_niw.heads.nearest_centroid import NearestCentroid
+from l2l_niw.models.adapters import own_name
 from l2l_niw.models.checkpoints import read_state
 from l2l_niw.utils._disk_cache import cache_path, disk_cache
 from l2l_niw.utils._files import make_folder, replacing
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.backbone import Backbone, Conv4
 from l2l_niw.vision.config import Config
+from l2l_niw.vision.transformers import pretrained_state
 
 BATCH, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 5e-4
 WARM_UP = 0.2  # the part of all steps in which the learning rate rises
@@ -73,7 +75,7 @@ class Pretraining:
     def __init__(self, config: Config, images: Images):
         config = replace(config, precision="bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32")
         self.images, self.epochs = images, config.pretraining
-        self.body = Backbone(config, pretraining=True)
+        self.body = Conv4(config, pretraining=True)
         head = nn.Linear(self.body.features, int(images.labels.max()) + 1)
         self.net = nn.Sequential(self.body, head)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -208,6 +210,7 @@ def load_start(
     **Description**
 
     Gives a backbone the pretrained weights that a run starts from, and the running statistics that it has room for.
+    There is one pretraining of a transformer: components differ by the tasks that they are trained on.
 
     **Arguments**
 
@@ -216,5 +219,9 @@ def load_start(
     * **root**, **download** - As in `pretrained`.
     * **component** (int, *optional*, default=0) - Which.
     """
-    found = pretrained(config, config.pretraining_seed(component), root, download)
-    backbone.load_state_dict({name: found[name] for name in backbone.state_dict()})
+    if config.backbone == "conv4":
+        found = pretrained(config, config.pretraining_seed(component), root, download)
+    else:
+        found = pretrained_state(config, root)
+    names = [name for name in backbone.state_dict() if "lora_" not in name]
+    backbone.load_state_dict({name: found[own_name(name)] for name in names}, strict=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, optim
 from torch.nn.utils import clip_grad_norm_
 
-from l2l_niw.data import ImageTaskset, Tasksets, get_tasksets
+from l2l_niw.data import Tasksets
 from l2l_niw.data._numbered import NumberedEpisodes
 from l2l_niw.errors import ArgumentError, CheckpointError, LossError, NoTemperatureError, require
 from l2l_niw.metrics import calibration
@@ -24,26 +24,12 @@ from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Method
 from l2l_niw.vision.methods import METHODS, build, complete
 from l2l_niw.vision.pretraining import load_start
+from l2l_niw.vision.tasks import tasksets_of
 
 SAVE_EVERY = 60.0  # seconds
 CLIP = 5.0  # length of a meta-batch's gradient: usually 2 to 4, of methods with inner steps now and then a hundred
 COUNTERS = ("done", "seconds", "memory", "log", "recent")  # of a training, saved beside its tensors
 COLUMNS = ("iteration", "seconds", "loss", "accuracy", "validation_accuracy", "validation_nll")
-
-
-def tasksets_of(config: Config, root: Union[str, Path, None], download: bool = False) -> Tasksets:
-    """The training, validation and test tasks of a config."""
-    return get_tasksets(
-        config.dataset,
-        config.ways,
-        config.shots,
-        config.queries,
-        train_queries=config.train_queries,
-        test_tasks=max(config.test_tasks, config.validation_tasks, config.scaling_tasks),
-        root=root,
-        seed=config.seed,
-        download=download,
-    )
 
 
 class Training:
@@ -67,7 +53,7 @@ class Training:
         self.log: List[Dict[str, float]] = []
         self.recent: List[Tuple[float, float]] = []  # losses and accuracies since the last validation round
 
-    def step(self, tasks: ImageTaskset) -> None:
+    def step(self, tasks: NumberedEpisodes) -> None:
         """One step of Adam, on a meta-batch of tasks."""
         self.opt.zero_grad()
         members = self.method.members
@@ -92,7 +78,7 @@ class Training:
         self.schedule.step()
         self.done += 1
 
-    def validate(self, tasks: ImageTaskset) -> Dict[str, float]:
+    def validate(self, tasks: NumberedEpisodes) -> Dict[str, float]:
         """A validation round: one line of the log."""
         probabilities, y = (
             part.flatten(0, 1) for part in predictions(self.method, tasks, self.config.validation_tasks)
@@ -217,7 +203,7 @@ def train(
         config.save(folder)
         if (folder / "checkpoint.pt").exists():
             training.restore(folder)
-        elif config.pretraining:
+        elif config.is_pretrained:
             for component, backbone in enumerate(training.method.backbones):
                 load_start(backbone, config, root, download, component)
         if training.done < config.iterations:

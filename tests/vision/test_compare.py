@@ -127,7 +127,7 @@ def test_settings_and_seeds_are_looked_at_first(data, tmp_path, capsys):
         ({"seeds": [0, 0]}, "seeds must differ"),
         ({"methods": ["maml", "maml"]}, "methods must differ"),
         ({"methods": ["protonet", "ridge"]}, "inner_lr: none of protonet, ridge has it"),
-        ({"methods": ["metaqda-fixed", "niw"]}, "pretraining must be 1 or more for metaqda-fixed"),
+        ({"methods": ["metaqda-fixed", "niw"]}, "metaqda-fixed: pretraining must be 1 or more"),
         ({"methods": ["svm"]}, "got 'svm'"),
     ):
         with pytest.raises(ArgumentError, match=message):

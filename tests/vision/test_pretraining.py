@@ -10,7 +10,7 @@ from torch import nn
 
 from l2l_niw.data.images import load_images
 from l2l_niw.vision import build, pretraining, runs
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.backbone import Conv4
 from l2l_niw.vision.methods import complete
 from l2l_niw.vision.pretraining import CURVE, PADDING, Pretraining, augmented, colour_jitter, crops_and_flips
 from l2l_niw.vision.pretraining import load_start, pretrained
@@ -136,7 +136,7 @@ def test_seeds_and_components_take_pretrainings_in_turn(data, monkeypatch):
     monkeypatch.setattr(pretraining, "pretrained", lambda c, seed, *a: taken.append(seed) or real(c, seed % 2, *a))
     for seed, component, backbones in ((2, 0, None), (2, 1, None), (5, 0, 4), (3, 1, 4)):
         config = replace(CONFIG, seed=seed, backbones=backbones)
-        load_start(Backbone(config), config, data, component=component)
+        load_start(Conv4(config), config, data, component=component)
     assert taken == [2, 3, 1, 0]
 
 
@@ -154,7 +154,7 @@ def test_every_component_starts_from_its_own_pretraining(data, tmp_path, monkeyp
 @pytest.mark.parametrize("batchnorm", ["batch", "running"])
 def test_batchnorm_has_the_statistics_that_the_config_says(batchnorm, data):
     config = replace(CONFIG, batchnorm=batchnorm)
-    body = Backbone(config).train()
+    body = Conv4(config).train()
     load_start(body, config, data)
     x = torch.rand(6, 3, 32, 32)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_batchnorm_has_the_statistics_that_the_config_says(batchnorm, data):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_it_is_learn2learn_s_network_in_either_precision(precision):
     torch.manual_seed(0)
-    body = Backbone(replace(SMALL, precision=precision))
+    body = Conv4(replace(SMALL, precision=precision))
     theirs = l2l.vision.models.ConvBase(hidden=SMALL.filters, channels=3, max_pool=True)
     theirs.load_state_dict(body[1].state_dict(), strict=False)
     x = torch.rand(5, 3, 32, 32)

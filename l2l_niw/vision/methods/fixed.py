@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from l2l_niw.data import Tasks
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.backbone import Backbone, make_backbone
 from l2l_niw.vision.loops import Method
 from l2l_niw.vision.methods.spec import Spec
 
@@ -107,10 +107,10 @@ class LinearClassifier(FixedBackbone):
 
 
 FIXED: Dict[str, Spec] = {
-    "simpleshot": Spec("SimpleShot", lambda c: SimpleShot(Backbone(c)), lr=0.01, fixed=True),
+    "simpleshot": Spec("SimpleShot", lambda c: SimpleShot(make_backbone(c)), lr=0.01, fixed=True),
     "linear": Spec(
         "linear classifier, fixed backbone",
-        lambda c: LinearClassifier(Backbone(c), c.steps, c.inner_lr),  # type: ignore[arg-type]
+        lambda c: LinearClassifier(make_backbone(c), c.steps, c.inner_lr),  # type: ignore[arg-type]
         lr=0.01,
         inner_lr=0.1,
         steps=50,

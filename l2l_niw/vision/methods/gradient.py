@@ -7,7 +7,7 @@ import learn2learn as l2l
 from torch import nn
 
 from l2l_niw.algorithms.special_cases import reptile
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.backbone import make_backbone
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import ANIL, GradientBased, Method, Reptile
 from l2l_niw.vision.methods.spec import Spec
@@ -17,7 +17,7 @@ def linear_head(make: Callable) -> Callable[[Config], Method]:
     """A builder of methods on a backbone with a linear head, which starts at 0: classes do not differ beforehand."""
 
     def made(config: Config) -> Method:
-        body = Backbone(config)
+        body = make_backbone(config)
         linear = nn.Linear(body.features, config.ways)
         for p in linear.parameters():
             nn.init.zeros_(p)

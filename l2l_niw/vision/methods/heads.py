@@ -11,7 +11,7 @@ from l2l_niw.heads import FEAT, Head, MetaQDA, NearestCentroid, Ridge
 from l2l_niw.heads.base import Positive
 from l2l_niw.heads.episodic import EpisodicModel
 from l2l_niw.heads.predictions import Classes
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.vision.backbone import make_backbone
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Episodic, Method
 from l2l_niw.vision.methods.spec import Spec
@@ -72,7 +72,7 @@ def head(make: Callable, fixed: bool = False) -> Callable[[Config], Method]:
     """A builder of a head without NIW, on a backbone that is trained with it or stays as it was pretrained."""
 
     def made(config: Config) -> Method:
-        body = Backbone(config).requires_grad_(not fixed)
+        body = make_backbone(config).requires_grad_(not fixed)
         return Episodic(EpisodicModel(body, make(body.features)))
 
     return made

@@ -7,15 +7,15 @@ from torch import nn
 from l2l_niw.algorithms import NIW
 from l2l_niw.heads import LeaveOneOut
 from l2l_niw.heads.episodic import EpisodicModel
-from l2l_niw.vision.backbone import Backbone
+from l2l_niw.models import add_adapters
+from l2l_niw.vision.backbone import make_backbone
 from l2l_niw.vision.config import Config
 from l2l_niw.vision.loops import Episodic, GradientBased, LatentEpisodic, Method
 from l2l_niw.vision.methods.gradient import linear_head
 from l2l_niw.vision.methods.heads import feat, protonet, qda, ridge
 from l2l_niw.vision.methods.spec import Spec
 
-LAST_BLOCK = "backbone.1.3.*"
-RANK = 8
+RANK, ADAPTERS = 8, 4  # directions, and rank of adapters
 
 
 def swap(body: nn.Module, linear: nn.Module, config: Config) -> Method:
@@ -36,9 +36,14 @@ def full(body: nn.Module, linear: nn.Module, config: Config) -> Method:
 
 def episodic(make: Callable, config: Config) -> EpisodicModel:
     """A backbone and a head. With two shots or more, inner steps predict each support image from the others."""
-    body = Backbone(config)
+    body = make_backbone(config)
     own = make(body.features)
     return EpisodicModel(body, own if config.shots == 1 else LeaveOneOut(own))
+
+
+def last_block(model: EpisodicModel) -> str:
+    """The pattern of the names of the backbone's last block."""
+    return f"backbone.{model.backbone.last}"
 
 
 def head(make: Callable, components: int = 1) -> Callable[[Config], Method]:
@@ -48,7 +53,7 @@ def head(make: Callable, components: int = 1) -> Callable[[Config], Method]:
         options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": config.prior_std**-2}  # type: ignore
         models = [episodic(make, config) for _ in range(components)]
         model: Any = models[0] if components == 1 else models
-        niw = NIW(model, config.inner_lr, second_order="none", random=LAST_BLOCK, **options)  # type: ignore
+        niw = NIW(model, config.inner_lr, second_order="none", random=last_block(models[0]), **options)  # type: ignore
         return Episodic(niw, config.steps, config.samples, config.sharpen)  # type: ignore[arg-type]
 
     return made
@@ -59,8 +64,22 @@ def ranked(make: Callable) -> Callable[[Config], Method]:
 
     def made(config: Config) -> Method:
         options: Dict[str, Any] = {"temperature": config.temperature, "prior_std": config.prior_std}
-        niw = NIW(episodic(make, config), lr=1.0, rank=RANK, random=LAST_BLOCK, kl_weight=0.0, **options)
+        model = episodic(make, config)
+        niw = NIW(model, lr=1.0, rank=RANK, random=last_block(model), kl_weight=0.0, **options)
         return LatentEpisodic(niw, config.steps, config.samples)  # type: ignore[arg-type]
+
+    return made
+
+
+def with_adapters(make: Callable) -> Callable[[Config], Method]:
+    """A builder of a head under NIW whose tasks differ by low-rank adapters of the backbone; all else is shared."""
+
+    def made(config: Config) -> Method:
+        options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": config.prior_std**-2}  # type: ignore
+        model = episodic(make, config)
+        add_adapters(model.backbone, ADAPTERS, freeze=False)
+        niw = NIW(model, config.inner_lr, second_order="none", random="*lora_*", **options)  # type: ignore[arg-type]
+        return Episodic(niw, config.steps, config.samples)  # type: ignore[arg-type]
 
     return made
 
@@ -84,6 +103,9 @@ WITH_NIW: Dict[str, Spec] = {
     "niw-ridge": Spec("NIW, ridge", head(ridge), **HEAD, baseline="ridge"),
     "niw-feat": Spec("NIW, FEAT", head(feat), **HEAD, baseline="feat"),
     "niw-qda": Spec("NIW, MetaQDA", head(qda), **HEAD, baseline="metaqda"),
+    "niw-ncc-lora": Spec(
+        "NIW, nearest centroid, adapters", with_adapters(protonet), **HEAD, baseline="protonet", of_transformers=True
+    ),
     "niw-ncc-rank": Spec("NIW, nearest centroid, rank 8", ranked(protonet), **RANKED, baseline="protonet"),
     "niw-qda-rank": Spec("NIW, MetaQDA, rank 8", ranked(qda), **RANKED, baseline="metaqda"),
 }

@@ -32,6 +32,7 @@ class Spec:
     * **settings_of** (str, *optional*, default=None) - The method whose searched settings it takes.
     * **transductive** (bool, *optional*, default=False) - Whether BatchNorm takes the batch's statistics, whatever the
         config says, so that queries are predicted from each other.
+    * **of_transformers** (bool, *optional*, default=False) - Whether its backbone has to be a transformer.
     """
 
     title: str
@@ -49,3 +50,4 @@ class Spec:
     shares_tasks: bool = False
     settings_of: Optional[str] = None
     transductive: bool = False
+    of_transformers: bool = False

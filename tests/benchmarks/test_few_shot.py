@@ -1,9 +1,10 @@
-"""The image benchmark: a search of the same size for every method, then the table."""
+"""The few-shot benchmarks: a search of the same size for every method, then the table."""
 
 import argparse
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from drawings import draw_cifarfs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import few_shot
 import few_shot_images
 
-from l2l_niw.errors import NIWError
 from l2l_niw.vision import METHODS, Config, evaluate, train
 from l2l_niw.reports.image_runs import packed_configs
 from l2l_niw.vision.compare import Failure
+
+BENCHMARKS = [few_shot_images.BENCHMARK]
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def here(tmp_path, monkeypatch):
     """A small column, and runs in this process."""
     small = {"ways": 3, "queries": 2, "train_queries": 2, "filters": 4, "meta_batch": 1, "test_tasks": 12}
     column = Config(iterations=5, validations=1, validation_tasks=2, steps=1, samples=2, **small)
-    monkeypatch.setattr(few_shot_images, "COLUMNS", {"small": column})
+    monkeypatch.setattr(few_shot_images, "BENCHMARK", replace(few_shot_images.BENCHMARK, columns={"small": column}))
     data, started = draw_cifarfs(tmp_path / "data"), []
 
     def run_all(runs, root, jobs=1, stages=("train", "test")):
@@ -42,25 +45,25 @@ def here(tmp_path, monkeypatch):
                 evaluate(folder, root)
         return failures
 
-    monkeypatch.setattr(few_shot_images, "run_all", run_all)
+    monkeypatch.setattr(few_shot, "run_all", run_all)
     monkeypatch.setattr("l2l_niw.vision.compare.run_all", run_all)
 
     def call(*arguments):
         line = ["few_shot_images.py", "--data", str(data), "--results", str(tmp_path / "results"), *arguments]
         monkeypatch.setattr(sys, "argv", line)
-        few_shot_images.main()
+        few_shot_images.BENCHMARK.main("")
 
     return call, tmp_path / "results" / "small", started
 
 
-@pytest.mark.parametrize("column", list(few_shot_images.COLUMNS))
-def test_committed_runs_count_as_done(column, monkeypatch):
-    started, folder = [], few_shot_images.RESULTS / column
-    packed = {(c.method, c.seed) for c in packed_configs(folder, few_shot_images.COLUMNS[column])}
+@pytest.mark.parametrize(("benchmark", "column"), [(b, column) for b in BENCHMARKS for column in b.columns])
+def test_committed_runs_count_as_done(benchmark, column, monkeypatch):
+    started, folder = [], benchmark.results / column
+    packed = {(c.method, c.seed) for c in packed_configs(folder, benchmark.columns[column])}
     monkeypatch.setattr("l2l_niw.vision.compare.run_all", lambda runs, *_: started.extend(runs))
-    monkeypatch.setattr(few_shot_images, "pack", lambda folder: None)
-    args = argparse.Namespace(results=few_shot_images.RESULTS, methods=list(METHODS), seeds=[0, 1, 2], data="", jobs=1)
-    few_shot_images.table(column, args)
+    monkeypatch.setattr(few_shot, "pack", lambda folder: None)
+    shared = {"methods": benchmark.methods, "seeds": [0, 1, 2], "data": "", "jobs": 1}
+    benchmark.table(column, argparse.Namespace(results=benchmark.results, **shared))
     assert not packed & {(config.method, config.seed) for config, _ in started}
 
 
@@ -86,13 +89,15 @@ def test_a_method_without_a_search_is_refused(here, capsys):
     assert not results.exists()
 
 
-def test_every_method_has_four_settings():
-    for method in METHODS:
-        assert set(few_shot_images.searches_of(method)) <= {*few_shot_images.SEARCHED, *few_shot_images.HEADS}
-    for method in few_shot_images.SEARCHED:
-        assert len({json.dumps(own) for own in few_shot_images.space(method)}) == 4
-    for column in few_shot_images.COLUMNS.values():
-        assert column.iterations % few_shot_images.TRIAL == 0
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_every_method_has_four_settings(benchmark):
+    for method in benchmark.methods:
+        assert set(few_shot.searches_of(method)) <= {*few_shot.SEARCHED, *few_shot.HEADS}
+        if method in few_shot.SEARCHED:
+            assert len({json.dumps(own) for own in benchmark.space(method)}) == 4
+        assert METHODS[method].baseline in (None, *benchmark.methods)
+    for column in benchmark.columns.values():
+        assert column.iterations % few_shot.TRIAL == 0
 
 
 @pytest.mark.slow
@@ -101,12 +106,12 @@ def test_the_best_on_validation_is_what_is_trained_and_reported(here, monkeypatc
     call("--tune", "--methods", "protonet", "niw-ncc")
     assert len(started) == 5  # NIW has its baseline's learning rate, and one training to find a width
     found = json.loads((folder / "search.json").read_text())["protonet"]
-    assert [line["lr"] for line in found] == list(few_shot_images.OUTER)
+    assert [line["lr"] for line in found] == list(few_shot_images.BENCHMARK.outer)
     best = min(found, key=lambda line: line["validation_nll"])
     settings = json.loads((folder / "settings.json").read_text())
     assert settings["protonet"] == {"lr": best["lr"]}
     widths = json.loads((folder / "search.json").read_text())["niw-ncc"]
-    assert [line["prior_std"] for line in widths] == [0.05 * factor for factor in few_shot_images.WIDTHS]
+    assert [line["prior_std"] for line in widths] == [0.05 * factor for factor in few_shot.WIDTHS]
     assert len({line["validation_nll"] for line in widths}) == 4
     width = min(widths, key=lambda line: line["validation_nll"])["prior_std"]
     call("--methods", "protonet", "niw-ncc", "--seeds", "0")
@@ -126,13 +131,14 @@ def test_a_trial_that_fails_is_the_worst_one_and_if_all_do_there_is_nothing_to_c
     found = json.loads((folder / "search.json").read_text())["ridge"]
     assert [line.get("error") for line in found] == ["it diverged", "it diverged", "it diverged", None]
     assert json.loads((folder / "settings.json").read_text())["ridge"]["lr"] == 0.002
-    monkeypatch.setattr(few_shot_images, "OUTER", (0.0001, 0.0002, 0.0003, 0.0004))
+    lower = replace(few_shot_images.BENCHMARK, outer=(0.0001, 0.0002, 0.0003, 0.0004))
+    monkeypatch.setattr(few_shot_images, "BENCHMARK", lower)
     with pytest.raises(RuntimeError, match="every setting of ridge failed, the last one with: it diverged"):
         call("--tune", "--methods", "ridge")
 
 
 def test_a_trial_that_was_stopped_is_no_trial(here):
     call, folder, _ = here
-    with pytest.raises(NIWError, match="it was killed"):
+    with pytest.raises(SystemExit, match="it was killed"):
         call("--tune", "--methods", "metaqda")
     assert not (folder / "settings.json").exists()
