@@ -14,6 +14,7 @@ from l2l_niw.utils._checks import check_finite, check_loss, check_number
 from l2l_niw.utils._functional import batch_size, replica_by_name
 from l2l_niw.utils._shared import Calls, compute_once
 
+SMALL = 100_000  # weights of a network whose samples a CPU runs at once
 Outputs = Union[Tensor, Prediction]
 Weights = Dict[str, Tensor]
 
@@ -120,14 +121,15 @@ class GaussianWeights:
 
         * **samples** (int, *optional*, default=10) - The paper's M_S.
         * **vectorize** (bool, *optional*, default=None) - Whether all networks run at once, by `vmap`, rather than one
-            after another. Defaults to whether that is faster: yes, unless the model has convolutions and
-            runs on a CPU, where each network by itself is a better use of it.
+            after another. Defaults to whether that is faster: yes, unless the model runs on a CPU and has convolutions
+            or 100,000 weights, where each network by itself is a better use of it.
         """
         check_number("samples", samples, 1, whole=True)
         vectorize = self._vectorize if vectorize is None else vectorize
         if vectorize is None:
+            large = sum(p.numel() for p in self._module.parameters()) >= SMALL
             convolves = any(isinstance(m, _ConvNd) for m in self._module.modules())
-            vectorize = not (convolves and next(iter(self.mean.values())).device.type == "cpu")
+            vectorize = not ((large or convolves) and next(iter(self.mean.values())).device.type == "cpu")
         outputs: List[Any] = []
         calls: Dict[str, Calls] = {}
         for size in [samples] if vectorize else [1] * samples:  # networks that are held at a time
