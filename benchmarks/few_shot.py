@@ -97,9 +97,7 @@ class Benchmark:
         for name in wanted:
             if name not in found:
                 print(f"{column}: no settings were searched for {name}; {method} has defaults.")
-        spec, own = METHODS[method], {}
-        if spec.inner_lr is not None and spec.prior_std is not None:
-            own.update(self.of_heads.get(column, {}))
+        own = dict(self.of_heads.get(column, {})) if method in HEADS else {}
         for name in wanted:
             own.update(found.get(name, {}))
         return own

@@ -77,18 +77,19 @@ def main(
     return results
 
 
-def arguments(run, description):
-    """A command line for a script's main, whose defaults it shows."""
+def arguments(run, description, methods=("niw", "maml"), **more):
+    """A command line for a script's main, whose defaults it shows; `more` are help texts of its own arguments."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     defaults = {name: p.default for name, p in inspect.signature(run).parameters.items()}
-    parser.add_argument("--method", choices=["niw", "maml"], default="niw", help="the line that differs")
+    parser.add_argument("--method", choices=methods, default=methods[0], help="the line that differs")
     parser.add_argument("--data", help="folder of the data, or the variable L2L_NIW_DATA")
     helps = {
-        "ways": "classes a task",
-        "shots": "support images of a class",
+        "ways": "classes per task",
+        "shots": "support images per class",
         "fast_lr": "of the inner steps",
         "num_iterations": "batches of training",
         "seed": "makes a run repeatable",
+        **more,
     }
     for name, text in helps.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(defaults[name]), default=defaults[name], help=text)

@@ -14,12 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import few_shot
 import few_shot_images
+import few_shot_intents
+import pretrained_images
 
 from l2l_niw.vision import METHODS, Config, evaluate, train
 from l2l_niw.reports.image_runs import packed_configs
 from l2l_niw.vision.compare import Failure
 
-BENCHMARKS = [few_shot_images.BENCHMARK]
+BENCHMARKS = [few_shot_images.BENCHMARK, few_shot_intents.BENCHMARK, pretrained_images.BENCHMARK]
 
 
 @pytest.fixture

@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 import torch
 from drawings import draw_cifarfs, draw_omniglot
+from small_transformers import vit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "vision"))
 
 import niw_cifarfs
 import niw_miniimagenet
 import niw_omniglot
+import niw_vit
 import protonet_vs_niw
 import reptile_as_niw
+
+from l2l_niw.errors import DataError
+from l2l_niw.models import vit_blocks
 
 SMALL = {"ways": 2, "queries": 2, "filters": 4, "num_iterations": 2, "meta_batch_size": 2, "test_tasks": 3}
 
@@ -31,6 +36,34 @@ def test_omniglot_and_cifarfs_run_with_either_line(method, tmp_path, monkeypatch
         assert f"{method}: accuracy {results['accuracy']:.4f}, ece" in capsys.readouterr().out
         assert example.main(method, data=root, **SMALL) == results
         capsys.readouterr()
+
+
+@pytest.mark.parametrize(("method", "adapters"), [("niw", 0), ("niw", 2), ("protonet", 0)])
+def test_the_last_block_of_a_vision_transformer_is_trained(method, adapters, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    made = []
+
+    def small(root):
+        torch.manual_seed(0)
+        made.append(vit_blocks(vit(), size=16))
+        return made[-1]
+
+    monkeypatch.setattr(niw_vit, "dinov2", small)
+    root, options = draw_cifarfs(tmp_path, classes=3), {"ways": 2, "queries": 2, "num_iterations": 2, "test_tasks": 3}
+    results = niw_vit.main(method, adapters=adapters, data=root, **options)
+    assert f"{method}: accuracy {results['accuracy']:.4f}, ece" in capsys.readouterr().out
+    assert niw_vit.main(method, adapters=adapters, data=root, **options) == results
+    start, trained = small(root).state_dict(), made[-2]
+    moved = {
+        key.split(".")[0] for key, p in trained.state_dict().items() if "lora_" not in key
+        and not torch.equal(p, start[key.replace(".base_layer.", ".")])
+    }  # fmt: skip
+    assert moved == (set() if adapters else {"4", "5"})  # the last block, and the norm after it
+
+
+def test_without_the_transformers_file_the_example_says_where_it_looked(tmp_path):
+    with pytest.raises(DataError, match="No DINOv2: looked for"):
+        niw_vit.main(data=draw_cifarfs(tmp_path, classes=5))
 
 
 @pytest.mark.parametrize("method", ["niw", "maml"])

@@ -16,6 +16,13 @@ from l2l_niw.vision.methods.heads import feat, protonet, qda, ridge
 from l2l_niw.vision.methods.spec import Spec
 
 RANK, ADAPTERS = 8, 4  # directions, and rank of adapters
+AS_PRINTED: Dict[str, Any] = {  # what is not the paper's, or its authors' for a transformer, by default
+    "inference": "closed_form",
+    "average_iterates": True,
+    "precision_bounds": (1e-4, 1e3),
+    "kl_weight": 1.0,
+    "learn_step_sizes": False,
+}
 
 
 def swap(body: nn.Module, linear: nn.Module, config: Config) -> Method:
@@ -46,11 +53,14 @@ def last_block(model: EpisodicModel) -> str:
     return f"backbone.{model.backbone.last}"
 
 
-def head(make: Callable, components: int = 1) -> Callable[[Config], Method]:
-    """A builder of a head under NIW: the backbone's last block is random, the rest is shared by all tasks."""
+def head(make: Callable, components: int = 1, **fixed: Any) -> Callable[[Config], Method]:
+    """
+    A builder of a head under NIW, with some of its options fixed: the backbone's last block is random, the rest is
+    shared by all tasks.
+    """
 
     def made(config: Config) -> Method:
-        options: Dict[str, Any] = {"temperature": config.temperature, "prior_precision": config.prior_std**-2}  # type: ignore
+        options = {"temperature": config.temperature, "prior_precision": config.prior_std**-2, **fixed}  # type: ignore
         models = [episodic(make, config) for _ in range(components)]
         model: Any = models[0] if components == 1 else models
         niw = NIW(model, config.inner_lr, second_order="none", random=last_block(models[0]), **options)  # type: ignore
@@ -105,6 +115,17 @@ WITH_NIW: Dict[str, Spec] = {
     "niw-qda": Spec("NIW, MetaQDA", head(qda), **HEAD, baseline="metaqda"),
     "niw-ncc-lora": Spec(
         "NIW, nearest centroid, adapters", with_adapters(protonet), **HEAD, baseline="protonet", of_transformers=True
+    ),
+    "niw-ncc-paper": Spec(
+        "NIW, nearest centroid, the paper's settings",
+        head(protonet, **AS_PRINTED),
+        inner_lr=1e-4,
+        steps=3,
+        temperature=1.0,
+        prior_std=1e-3,
+        samples=2,
+        baseline="protonet",
+        settings_of="protonet",
     ),
     "niw-ncc-rank": Spec("NIW, nearest centroid, rank 8", ranked(protonet), **RANKED, baseline="protonet"),
     "niw-qda-rank": Spec("NIW, MetaQDA, rank 8", ranked(qda), **RANKED, baseline="metaqda"),
