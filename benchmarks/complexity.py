@@ -21,7 +21,9 @@ import json
 from pathlib import Path
 
 import torch
-from complexity_cells import METHODS, NETWORKS, measure_calls, measure_memory, measure_prediction, measure_time
+from complexity_cells import (
+    METHODS, NETWORKS, measure_calls, measure_memory, measure_prediction, measure_time, methods_of,
+)  # fmt: skip
 from complexity_report import report
 from processes import in_own_process
 from tqdm import tqdm
@@ -44,7 +46,7 @@ def measure(cell, seconds):
 def cells(args):
     """What is to be measured, each with the number of rounds that it takes part in."""
     for network in args.networks:
-        for method in args.methods:
+        for method in methods_of(network, args.methods):
             yield f"memory/{network}/{method}", 1
             if not method.endswith("-50"):  # batches of large networks take minutes, and gain nothing
                 large = method.startswith("niw-batch") and network.startswith(("resnet-18", "vit-small"))

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from l2l_niw import NIW, BatchedEpisodes, EpisodicModel
 from l2l_niw.inference.curvature import GGN
 from l2l_niw.heads import NearestCentroid
-from l2l_niw.models import MLP, PoseEncoder, batch_statistics, timm_backbone
+from l2l_niw.models import (
+    MLP, PoseEncoder, add_adapters, batch_statistics, text_blocks, timm_backbone, vit_blocks,
+)  # fmt: skip
 from l2l_niw.utils._process import peak_memory
 
 import learn2learn as l2l  # after l2l_niw, which lets it be imported on CPU-only builds
@@ -41,6 +43,18 @@ def points(inputs, targets, shots, queries):
     return tuple((torch.randn(n, *inputs), torch.randn(n, targets)) for n in (shots, queries))
 
 
+def texts(tokens=16, ways=10, shots=1, queries=5):
+    y = torch.arange(ways)
+    support, query = (torch.randint(1000, 20_000, (ways * n, tokens)) for n in (shots, queries))
+    return (support, y.repeat(shots)), (query, y.repeat(queries))
+
+
+def dinov2():
+    """Random weights: DINOv2's cost as much."""
+    vit = timm_backbone("vit_small_patch14_dinov2", depth=11, img_size=518, dynamic_img_size=True)
+    return vit_blocks(vit, size=112)
+
+
 def classes_loss(outputs, y):
     """Cross-entropy on made-up classes, of points."""
     return F.cross_entropy(outputs, y.argmax(-1))
@@ -62,7 +76,10 @@ NETWORKS = {
     "vit-small": (
         lambda: timm_backbone("dino-small", img_size=80), 384, lambda: images(80, queries=5), F.cross_entropy,
     ),
+    "dinov2": (dinov2, 384, lambda: images(32, queries=5), F.cross_entropy),
+    "minilm": (lambda: text_blocks()[0], 384, texts, F.cross_entropy),
 }  # fmt: skip
+HIDDEN = {"dinov2": (65, 384), "minilm": (16, 384)}  # tokens that a transformer's last block takes, which are on disk
 STEPS = (1, 3, 5)
 METHODS = [
     "protonet",
@@ -74,7 +91,19 @@ METHODS = [
     *(f"niw-rank-{k}" for k in (1, 3, 5)),
     *(f"niw-rank-last-{k}" for k in (1, 3, 50)),
     "niw-rank-batch-3",
+    "niw-block-5",
+    "niw-adapters-5",
+    "niw-adapters-all-5",
 ]
+OF_TRANSFORMERS = ("protonet", "fo-maml-5", "maml-5", "niw-5", *METHODS[-3:])
+ADAPTERS = ["*lora_*", "out.*"]  # what is random, with the linear layer
+
+
+def methods_of(network, methods):
+    """Of these methods those that a network is measured with: blocks and adapters are of pretrained transformers."""
+    return [m for m in methods if (m in OF_TRANSFORMERS if network in HIDDEN else m not in METHODS[-3:])]
+
+
 BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said
 
 
@@ -102,6 +131,8 @@ def prepare(network, method):
     name, _, steps = method.rpartition("-")
     if method == "protonet":
         return *protonet_of(network), 1
+    if name.startswith(("niw-block", "niw-adapters")):
+        return of_part(network, name, int(steps))
     loss, steps, model = NETWORKS[network][3], int(steps), with_linear_layer(network)
     if "niw" in name:
         return niw_of(network, name, steps, model, loss)
@@ -160,21 +191,36 @@ def niw_of(network, name, steps, model, loss):
         "niw-rank-last": {"rank": 8, "second_order": "last_step"},
     }
     niw = NIW(model, lr=0.01, **options.get(name, {}))
+    return niw, niw_loop(niw, steps, loss), 1
 
+
+def niw_loop(niw, steps, loss):
     def run(support, query):
         learner = niw.clone()
         for _ in range(steps):
             learner.adapt(loss(learner(support[0]), support[1]))
         loss(learner.query(query[0]), query[1]).backward()
 
-    return niw, run, 1
+    return run
+
+
+def of_part(network, name, steps):
+    """NIW on a transformer's last block, on adapters of it, or on adapters of every layer; all else is frozen."""
+    backbone, width, data, loss = NETWORKS[network]
+    layers = backbone() if name.endswith("all") else backbone()[-2:]
+    layers = add_adapters(layers) if "adapters" in name else layers
+    model = WithLinearLayer(layers, width, int(data()[0][1].max()) + 1)
+    niw = NIW(model, lr=0.01, random=ADAPTERS if "adapters" in name else "all")
+    return niw, niw_loop(niw, steps, loss), 1
 
 
 def episode_of(network, method):
     torch.manual_seed(0)
     trained, run, size = prepare(network, method)
     support, query = NETWORKS[network][2]()
-    opt = torch.optim.SGD(trained.parameters(), 1e-4)
+    if method in ("niw-block-5", "niw-adapters-5"):
+        support, query = ((torch.randn(len(y), *HIDDEN[network]), y) for _, y in (support, query))
+    opt = torch.optim.SGD([p for p in trained.parameters() if p.requires_grad], 1e-4)
 
     def episode():
         opt.zero_grad()

@@ -4,14 +4,16 @@ import json
 import statistics
 from collections import defaultdict
 
-from complexity_cells import BATCH, METHODS, NETWORKS
+from complexity_cells import BATCH, HIDDEN, METHODS, NETWORKS
 from processes import publish
 
 from l2l_niw.utils._process import machine
 
 SMALL = ("sine-line", "mlp-256")
 LARGE = ("resnet-18", "vit-small")
-HELD = [network for network in NETWORKS if network not in SMALL]  # whose memory is more than that of loaded code
+HELD = [
+    network for network in NETWORKS if network not in (*SMALL, *HIDDEN)
+]  # whose memory is more than that of loaded code
 LINES = {
     "maml": ("MAML (learn2learn)", "C0"),
     "higher": ("MAML (higher)", "C1"),
@@ -96,6 +98,9 @@ def goals(cells):
     rows.append((f"NIW's loop / a batch of {BATCH['sine-line']}, 5 steps: time", -10.0, sine))
     sine = {"sine-line": pair("time", "sine-line", "maml-1", "niw-batch-5")}
     rows.append(("learn2learn's 1-step MAML / NIW's batch, 5 steps: time", -5.0, sine))
+    for kind in ("time", "memory"):
+        adapters = by_network(HIDDEN, kind, "niw-adapters-5", "fo-maml-5")
+        rows.append((f"NIW, adapters of the last block / first-order MAML, 5 steps: {kind}", 0.5, adapters))
     predict = {
         network: statistics.median(m["loop"] / m["vectorized"] for m in cells[f"predict/{network}"])
         for network in ("omniglot", "sine-line")
@@ -122,7 +127,7 @@ def plot(found, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    networks = [n for n in NETWORKS if any(f"time/{n}/niw-5" in cells for cells in found.values())]
+    networks = [n for n in NETWORKS if any(f"time/{n}/niw-1" in cells for cells in found.values())]
     if not networks:
         return None
     figure, axes = plt.subplots(2, len(networks), figsize=(3.2 * len(networks), 6), squeeze=False)
@@ -183,7 +188,10 @@ def setting():
         "a process of its own. Peak memory is the process's, without its imports, with free blocks given back at once. "
         "sine-line: an MLP 40-40, 5 shots, 45 queries; mlp-256: an MLP 20-256-256-5, 5 and 75 examples; conv-4: 32 "
         "filters, 5 ways, 1 shot, 15 queries per way at 84x84; resnet-18 and vit-small: 5 queries per way, at 84x84 "
-        "and 80x80; resnet-18-15: 15; pose: 15 shots and 15 queries at 128x128. A batched row runs 32 episodes at once "
+        "and 80x80; resnet-18-15: 15; pose: 15 shots and 15 queries at 128x128; dinov2: ViT-S/14 with 11 blocks, 5 "
+        "queries per way at 112x112; minilm: all-MiniLM-L6-v2, 10 ways, 1 shot, 5 queries per way of 16 tokens. There "
+        "niw-block is NIW on the last block, whose inputs are on disk, niw-adapters on its low-rank adapters, "
+        "niw-adapters-all on those of all layers. A batched row runs 32 episodes at once "
         "on sine-line and 2 on others; its time is per episode, its memory the batch's. ProtoNet has no meaning for "
         "regression: there its row is one forward and backward of support and query. niw is NIW as it is by default; "
         "fo-niw has first_order=True."
