@@ -11,6 +11,13 @@ from l2l_niw.data.pose.benchmark import (
 from l2l_niw.data.pose.identifiable import Counts, Screened, distinctness, screen
 from l2l_niw.data.pose.images import augmented, backgrounds
 from l2l_niw.data.pose.meshes import Mesh, furniture, normalised, primitives
+from l2l_niw.data.pose.originals import (
+    OriginalData,
+    load_distractor,
+    load_pascal1d,
+    load_shapenet1d,
+    load_shapenet2d,
+)
 from l2l_niw.data.pose.position import PositionTaskset
 from l2l_niw.data.pose.render import View, camera_rotation, render
 from l2l_niw.data.pose.targets import pose_targets, rotation_quaternion
@@ -21,6 +28,7 @@ __all__ = [
     "AugmentedTaskset",
     "Counts",
     "Mesh",
+    "OriginalData",
     "PoseData",
     "PoseTaskset",
     "PoseTasksets",
@@ -36,6 +44,10 @@ __all__ = [
     "camera_rotation",
     "distinctness",
     "furniture",
+    "load_distractor",
+    "load_pascal1d",
+    "load_shapenet1d",
+    "load_shapenet2d",
     "normalised",
     "pose_targets",
     "position_tasksets",
