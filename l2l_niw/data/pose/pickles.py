@@ -178,8 +178,10 @@ def read_pickle(path: Path, remedy: str) -> Any:
     except KeyError as error:
         what = "it has an opcode that arrays do not need" if error.args and type(error.args[0]) is int else repr(error)
         raise DataError(f"{path} cannot be read: {what}. {remedy}") from error
+    except EOFError as error:
+        raise DataError(f"{path} cannot be read: it ends too early. {remedy}") from error
     except Exception as error:  # broken content can raise anything
-        raise DataError(f"{path} cannot be read: {error or type(error).__name__}. {remedy}") from error
+        raise DataError(f"{path} cannot be read: {error}. {remedy}") from error
 
 
 def _skip_header(content: Any) -> None:

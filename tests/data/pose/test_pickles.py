@@ -128,7 +128,7 @@ def hostile(tmp_path):
         "an instance, by INST": b"(S'touch " + mark.encode() + b"'\nios\nsystem\n.",
         "an instance, by OBJ": b"(cos\nsystem\nS'touch " + mark.encode() + b"'\no.",
         "an instance of a class": pickle.dumps(Marked()),
-        "NEWOBJ of an array": b"\x80\x02cnumpy\nndarray\n(K\x05K\x05ttt\x81.",
+        "NEWOBJ of an array": b"\x80\x02cnumpy\nndarray\nK\x05\x85\x81.",
         "a call of a text": b"S'system'\n)R.",
         "a call of a list": b"])R.",
         "a call with no tuple": b"cnumpy\ndtype\n]R.",
@@ -213,6 +213,7 @@ def test_the_message_says_what_was_asked_for(tmp_path):
         (pickle.dumps(Marked()), r"it has an opcode that arrays do not need|it names"),
         (b"]}b.", "it gives a state to what has none"),
         (pickle.dumps(np.array(["a"])), "not of numbers"),
+        (pickle.dumps(ARRAYS["bytes"])[:-5], "it ends too early"),
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, content)
