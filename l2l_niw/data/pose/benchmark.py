@@ -108,6 +108,7 @@ def azimuth_tasksets(
     queries: int = 15,
     size: int = 64,
     kind: str = "vector",
+    randomised: bool = False,
     test_shots: Optional[_Shots] = None,
     num_tasks: int = -1,
     test_tasks: int = 500,
@@ -131,6 +132,8 @@ def azimuth_tasksets(
     * **size** (int, *optional*, default=64) - Height and width of an image.
     * **kind** (str, *optional*, default='vector') - Targets: 'vector', (sin, cos) of the azimuth, or 'scaled', the
         azimuth from 0 to 10, as Pascal-1D has it.
+    * **randomised** (bool, *optional*, default=False) - Domain randomisation: whether training views get a new
+        background in every task, instead of black.
     * **test_shots** (int or pair, *optional*, default=None) - Those of validation and test tasks; by default the
         greatest number of `shots`.
     * **num_tasks** (int, *optional*, default=-1) - Training tasks; -1 for no end.
@@ -155,8 +158,10 @@ def azimuth_tasksets(
 
     def make(split: int, own: List[Mesh], shots: _Shots, tasks: int, seed: Sequence[int]) -> ViewTaskset:
         views = random_views(own, VIEWS, size=size)
-        data = PoseData(grey(views), pose_targets(kind, views.azimuth, views.elevation), kind)
-        return ViewTaskset(data, shots, queries, tasks, seed=seed)
+        new = randomised and split == 0
+        targets = pose_targets(kind, views.azimuth, views.elevation)
+        data = PoseData(grey(views), targets, kind, views.alpha if new else None)
+        return ViewTaskset(data, shots, queries, tasks, new, seed)
 
     return _tasksets(meshes, cross, shots, test_shots, num_tasks, test_tasks, seed, make)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from l2l_niw.data.pose.pickles import Budget, numbers, read_pickle, rows
+from l2l_niw.data.pose._pickles import Budget, numbers, read_pickle, rows
 from l2l_niw.data.pose.targets import pose_targets
 from l2l_niw.data.pose.tasksets import PoseData
 from l2l_niw.errors import ArgumentError, DataError

@@ -109,6 +109,22 @@ def test_azimuths_and_elevations_of_rotations_are_within_their_ranges():
     assert 25 < elevation.max() <= 30.001
 
 
+def test_domain_randomisation_is_of_training_tasks_alone():
+    for family in (azimuth_tasksets, rotation_tasksets):
+        new, plain = family(MESHES, **SMALL, randomised=True), family(MESHES, **SMALL)
+        for name in ("validation", "test", "cross"):
+            assert torch.equal(getattr(new, name)[0].x, getattr(plain, name)[0].x)
+        assert torch.equal(new.train[0].y, plain.train[0].y)
+        corners = new.train[0].x_query[:, 0, 0, 0]
+        assert len(corners.unique()) == len(corners)
+        first, again = next(
+            (i, j) for j in range(60) for i in range(j) if new.train.object_of(i) == new.train.object_of(j)
+        )
+        assert not set(new.train[first].x_query[:, 0, 0, 0].tolist()) & set(
+            new.train[again].x_query[:, 0, 0, 0].tolist()
+        )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_test_tasks_do_not_depend_on_the_seed_and_training_tasks_do(family):
     one, other = (family(MESHES, **SMALL, seed=seed) for seed in (0, 1))

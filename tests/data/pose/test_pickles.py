@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from l2l_niw.data.pose.pickles import Budget, numbers, read_pickle, rows
+from l2l_niw.data.pose._pickles import Budget, numbers, read_pickle, rows
 from l2l_niw.errors import DataError
 
 ARRAYS = {

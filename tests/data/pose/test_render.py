@@ -1,5 +1,7 @@
 """Views against what geometry says of them: silhouettes, turned meshes, brightness."""
 
+import sys
+
 import numpy as np
 import pytest
 from scipy.spatial import ConvexHull
@@ -7,7 +9,7 @@ from scipy.spatial.transform import Rotation
 
 from l2l_niw.data.pose import Mesh, camera_rotation, normalised, primitives, render
 from l2l_niw.data.pose.render import AMBIENT
-from l2l_niw.errors import ArgumentError
+from l2l_niw.errors import ArgumentError, ExtraError
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra pose")
 pytest.importorskip("embreex", reason="needs the extra pose")
@@ -106,6 +108,13 @@ def test_nearer_faces_hide_those_behind():
     normal = np.cross(small[1] - small[0], small[2] - small[0])
     assert front == pytest.approx(255 * (AMBIENT + (1 - AMBIENT) * normal[2] / np.linalg.norm(normal)), abs=1)
     assert back == 255
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    for module, call in (("embreex.rtcore_scene", lambda: render(BOX, [0], [0])), ("trimesh.creation", primitives)):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ExtraError, match=rf"{module.split('.')[0]} is needed here: pip install 'l2l_niw\[pose\]'"):
+            call()
 
 
 def test_arguments_are_named():

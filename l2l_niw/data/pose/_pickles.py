@@ -126,10 +126,6 @@ class _Reader(pickle._Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}"[:200])
         return Name(f"{module}.{name}")
 
-    def persistent_load(self, pid: Any) -> Any:
-        """None there are."""
-        raise pickle.UnpicklingError("it refers to objects outside")
-
     def load_reduce(self) -> None:
         """Stand-ins can be called."""
         arguments = self.stack.pop()
