@@ -200,6 +200,26 @@ def test_what_is_huge_is_refused_at_once(tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_a_changed_file_is_read_or_refused_and_nothing_else(tmp_path):
+    """Bytes changed at random: no other error, and no more memory than a file of this size can need."""
+    random = np.random.default_rng(0)
+    things = [{"a": [ARRAYS["bytes"], 0.5], "b": (ARRAYS["doubles"], ARRAYS["doubles"][0, 0])}, [objects((2, 3))]]
+    whole = [pickle.dumps(thing, protocol) for thing in things for protocol in (0, 2, 4, 5)]
+    refused = 0
+    tracemalloc.start()
+    for k in range(800):
+        content = np.frombuffer(whole[k % len(whole)], np.uint8).copy()
+        content[random.integers(len(content), size=random.integers(1, 4))] = random.integers(256)
+        try:
+            read(tmp_path, content.tobytes())
+        except DataError:
+            refused += 1
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+    assert 200 < refused < 800
+
+
 def test_names_that_are_read_stand_for_nothing_but_themselves(tmp_path):
     """A class or a function of numpy in a file is none when it has been read."""
     found = read(tmp_path, b"(cnumpy\ndtype\ncnumpy.core.multiarray\n_reconstruct\nt.")
