@@ -39,8 +39,8 @@ class Name:
 
     def call(self, *arguments: Any) -> Any:
         """What numpy's would make of arguments, as one of the classes here."""
-        if self.name == "dtype":
-            return Type(str(arguments[0]))
+        if self.name == "dtype" and arguments and isinstance(arguments[0], str):
+            return Type(arguments[0])
         if self.name == "_reconstruct":
             return Array()
         if self.name == "scalar":
@@ -52,7 +52,7 @@ class Name:
             return b""
         if self.name == "encode" and arguments[1:] in (("latin1",), ("latin-1",)):
             return arguments[0].encode("latin1")
-        raise pickle.UnpicklingError(f"{self.name}{arguments!r:.60} is not what an array needs")
+        raise pickle.UnpicklingError(f"{self.name} is called as no array needs it")
 
 
 class Type:
@@ -119,6 +119,7 @@ class _Reader(pickle._Unpickler):
     stack: List[Any]
     read: Callable[[int], bytes]
     append: Callable[[Any], None]
+    pop_mark: Callable[[], List[Any]]
 
     def find_class(self, module: str, name: str) -> Name:
         """A stand-in."""
@@ -140,6 +141,27 @@ class _Reader(pickle._Unpickler):
             raise pickle.UnpicklingError("it gives a state to what has none")
         self.stack[-1].build(state)
 
+    def load_dict(self) -> None:
+        """A new one, of keys and values in turn."""
+        items = self.pop_mark()
+        self.append({})
+        self._fill(items)
+
+    def load_setitem(self) -> None:
+        """One key and its value."""
+        value, key = self.stack.pop(), self.stack.pop()
+        self._fill([key, value])
+
+    def load_setitems(self) -> None:
+        """Keys and values in turn."""
+        self._fill(self.pop_mark())
+
+    def _fill(self, items: List[Any]) -> None:
+        """Puts items into a dict. Keys are texts: to look up nested tuples could take for ever."""
+        if type(self.stack[-1]) is not dict or any(type(key) is not str for key in items[::2]):
+            raise pickle.UnpicklingError("it has a dict whose keys are no texts")
+        self.stack[-1].update(zip(items[::2], items[1::2]))
+
     def load_bytearray8(self) -> None:
         """Bytes: nothing is set aside for those that the file does not have."""
         length = int.from_bytes(self.read(8), "little")
@@ -147,9 +169,8 @@ class _Reader(pickle._Unpickler):
 
 
 _Reader.dispatch = {getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _OPCODES}
-_Reader.dispatch[pickle.REDUCE[0]] = _Reader.load_reduce
-_Reader.dispatch[pickle.BUILD[0]] = _Reader.load_build
-_Reader.dispatch[pickle.BYTEARRAY8[0]] = _Reader.load_bytearray8
+for _name in ("REDUCE", "BUILD", "DICT", "SETITEM", "SETITEMS", "BYTEARRAY8"):
+    _Reader.dispatch[getattr(pickle, _name)[0]] = getattr(_Reader, f"load_{_name.lower()}")
 
 
 def read_pickle(path: Path, remedy: str) -> Any:

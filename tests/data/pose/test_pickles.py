@@ -125,6 +125,8 @@ def hostile(tmp_path):
         "bytes of a size": b"c__builtin__\nbytes\n(J\xff\xff\xff\x7ftR.",
         "codecs": b"c_codecs\ndecode\n(S'x'\nS'hex'\ntR.",
         "another encoding": b"c_codecs\nencode\n(S'x'\nS'bz2'\ntR.",
+        "a dict of numbers": pickle.dumps({1: ARRAYS["bytes"]}),
+        "items of a list": b"]K\x00K\x01s.",
         "an instance, by INST": b"(S'touch " + mark.encode() + b"'\nios\nsystem\n.",
         "an instance, by OBJ": b"(cos\nsystem\nS'touch " + mark.encode() + b"'\no.",
         "an instance of a class": pickle.dumps(Marked()),
@@ -154,6 +156,30 @@ def hostile(tmp_path):
         "text": b"images and labels",
         "only an end": b".",
     }  # fmt: skip
+
+
+def nested(what):
+    """Pickles in which 2 ** 200 parts would have to be gone through: lists or tuples of the one before, twice."""
+    start, pair = {"tuples": (b")q\x00", b"h\x00h\x00\x86q\x00"), "lists": (b"]q\x00", b"](h\x00h\x00eq\x00")}[what]
+    return b"\x80\x02" + start + 200 * pair
+
+
+def exploding():
+    """Pickles that are small and would take for ever: to hash, to show, to compare or to convert."""
+    lists, tuples = nested("lists"), nested("tuples")
+    return {
+        "a key": tuples[:2] + b"}" + tuples[2:] + b"K\x01s.",
+        "keys": tuples[:2] + b"}(" + tuples[2:] + b"K\x01h\x00K\x01u.",
+        "a new dict's key": tuples[:2] + b"(" + tuples[2:] + b"K\x01d.",
+        "a dtype": lists + b"cnumpy\ndtype\nh\x00\x85R.",
+        "an encoding": lists + b"c_codecs\nencode\nh\x00h\x00\x86R.",
+        "a number's data": lists + b"cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nU\x02f8\x85Rh\x00\x86R.",
+        "a shape": lists + b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01h\x00K\x01K\x01K\x01tb.",
+        "an order of bytes": lists + b"cnumpy\ndtype\nU\x02f8\x85R(K\x03h\x00NNNK\x01K\x01K\x00tb.",
+        "fields": lists + b"cnumpy\ndtype\nU\x02f8\x85R(K\x03U\x01<Nh\x00NK\x01K\x01K\x00tb.",
+        "a call": lists + b"h\x00)R.",
+        "a state": lists + b"h\x00h\x00b.",
+    }
 
 
 def huge():
@@ -198,6 +224,17 @@ def test_what_is_huge_is_refused_at_once(tmp_path):
             assert tracemalloc.get_traced_memory()[1] < 2**22, name
     finally:
         tracemalloc.stop()
+
+
+def test_what_explodes_is_refused(tmp_path):
+    for name, content in exploding().items():
+        with pytest.raises(DataError, match="cannot be read"):
+            pytest.fail(f"{name} was read: {type(read(tmp_path, content))}")
+    for what in ("lists", "tuples"):
+        path = tmp_path / "file.pkl"
+        path.write_bytes(nested(what) + b".")
+        with pytest.raises(ValueError, match="too deep|is empty"):
+            numbers(read_pickle(path, ""), Budget(path))
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")
