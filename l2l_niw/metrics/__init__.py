@@ -12,12 +12,14 @@ from l2l_niw.metrics.conformal import (
     prediction_sets,
 )
 from l2l_niw.metrics.open_set import auroc, entropy, fpr_at_95, max_probability, mutual_information
+from l2l_niw.metrics.pose import angular_error, pixel_distance, quaternion_distance, rotation_error
 from l2l_niw.metrics.regression import quantile, r_ece, reliability
 from l2l_niw.metrics.selective import RiskCoverage, aurc, excess_aurc, plot_risk_coverage, risk_coverage
 
 __all__ = [
     "Interval",
     "RiskCoverage",
+    "angular_error",
     "aurc",
     "auroc",
     "bootstrap",
@@ -32,11 +34,14 @@ __all__ = [
     "max_probability",
     "mean_set_size",
     "mutual_information",
+    "pixel_distance",
     "plot_risk_coverage",
     "prediction_interval",
     "prediction_sets",
     "quantile",
+    "quaternion_distance",
     "r_ece",
     "reliability",
     "risk_coverage",
+    "rotation_error",
 ]
