@@ -166,6 +166,7 @@ class Benchmark:
         """The command line. `prepare(results)` is called before anything is run."""
         parser = self.parser(doc)
         args = parser.parse_args()
+        torch.set_num_threads(1)  # as runs have: with more, widths take ten times as long beside other processes
         unsearched = [method for method in args.methods if method not in (*SEARCHED, *HEADS)]
         if args.tune and len(unsearched) == len(args.methods):
             parser.error(f"--tune: {', '.join(unsearched)} has its baseline's settings, and no search of its own.")
