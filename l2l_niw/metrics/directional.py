@@ -101,7 +101,7 @@ def density_rank(log_density: Callable[[Tensor], Tensor], samples: Tensor, y: Te
 
     **Arguments**
 
-    * **log_density** (callable) - Of targets, (..., targets).
+    * **log_density** (callable) - Of targets, (..., targets), and of samples of them.
     * **samples** (Tensor) - Of the predictive, (samples, ..., targets).
     * **y** (Tensor) - Targets, (..., targets).
 
@@ -117,5 +117,4 @@ def density_rank(log_density: Callable[[Tensor], Tensor], samples: Tensor, y: Te
     check_number("samples", len(samples), 1, whole=True)
     if samples.shape[1:] != y.shape:
         raise ArgumentError(f"samples must be (samples, {', '.join(map(str, y.shape))}); got {tuple(samples.shape)}.")
-    own = log_density(y)
-    return sum((log_density(sample) > own).long() for sample in samples)  # type: ignore[return-value]
+    return (log_density(samples) > log_density(y)).sum(0)
