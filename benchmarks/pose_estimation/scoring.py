@@ -12,8 +12,9 @@ LEVEL = 0.9
 
 
 def encoded(space, tasks):
-    """Tasks as networks are given them."""
-    return tasks._replace(y=space.encode(tasks.y), y_query=space.encode(tasks.y_query))
+    """Tasks as networks are given them: images from -1 to 1."""
+    x, x_query = (2 * images - 1 for images in (tasks.x, tasks.x_query))
+    return tasks._replace(x=x, y=space.encode(tasks.y), x_query=x_query, y_query=space.encode(tasks.y_query))
 
 
 def score(predict, taskset, space, count, seed=0):
