@@ -7,6 +7,7 @@ and functional contrastive learning, each without and with NIW, a mixture of NIW
     python benchmarks/pose.py --tune --jobs 2            # search settings, on validation tasks: four for every row
     python benchmarks/pose.py --jobs 2                   # train and score every row, with three seeds
     python benchmarks/pose.py --columns azimuth --methods cr niw-cr
+    python benchmarks/pose.py --no-task-augmentation     # neural processes need far fewer tasks so
     python benchmarks/pose.py --report                   # tables and plots of what has been run
     python benchmarks/pose.py --quick                    # small images of simple shapes, in a minute or two
 
@@ -47,6 +48,7 @@ QUICK |= {"shots": 5, "queries": 4, "primitives": True}
 def column_of(name, args):
     """A column with the budget of the command line."""
     column = replace(COLUMNS[name], **QUICK) if args.quick else COLUMNS[name]
+    column = column.without_task_augmentation() if args.no_task_augmentation else column
     return column if args.batches is None else replace(column, batches=args.batches)
 
 
@@ -99,7 +101,8 @@ def in_processes(jobs, args):
         command = [sys.executable, __file__, "--job", "/".join(map(str, job)), "--results", str(args.results)]
         for name, value in (("--data", args.data), ("--batches", args.batches)):
             command += [name, str(value)] if value is not None else []
-        command += [flag for flag, given in (("--tune", args.tune), ("--quick", args.quick)) if given]
+        for name in ("tune", "quick", "no_task_augmentation"):
+            command += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         return f"{' '.join(command)} failed:\n{done.stderr}" if done.returncode else None
@@ -122,11 +125,11 @@ def run_all(args):
             for job in jobs:
                 work(*job, args)
     finally:
-        for name in args.columns:
+        for column in (column_of(name, args) for name in args.columns):
             if args.tune:
-                choose(args.results, column_of(name, args), args.methods)
-            elif any((args.results / name / "runs").glob("*/scores.json")):
-                pack(args.results / name)
+                choose(args.results, column, args.methods)
+            elif any((args.results / column.name / "runs").glob("*/scores.json")):
+                pack(args.results / column.name)
 
 
 def parser():
@@ -138,6 +141,7 @@ def parser():
     found.add_argument("--seeds", type=int, nargs="+", help="of initial weights and training tasks: 0 1 2")
     found.add_argument("--tune", action="store_true", help="search settings instead")
     found.add_argument("--batches", type=int, help="of every training; by default the column's")
+    found.add_argument("--no-task-augmentation", action="store_true", help="results are in folders that end in -da")
     found.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     found.add_argument("--data", help="folder of the furniture's folder, or the variable L2L_NIW_DATA")
     found.add_argument("--results", type=Path, help="where results are written")
@@ -160,7 +164,7 @@ def main():
         run_all(args)
     if not args.tune:
         for name in args.columns:
-            print(report(args.results / name))
+            print(report(args.results / column_of(name, args).name))
 
 
 if __name__ == "__main__":

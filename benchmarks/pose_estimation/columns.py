@@ -1,6 +1,6 @@
 """The three families of tasks, and the budget that all methods of one have."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 from l2l_niw.data.pose import (
@@ -36,8 +36,8 @@ class Column:
     channels: int = 1
     size: int = 64
     task_augmentation: bool = True
-    batches: int = 1000
-    meta_batch: int = 10
+    batches: int = 1400
+    meta_batch: int = 5
     validations: int = 10
     validation_tasks: int = 50
     test_tasks: int = 200
@@ -48,6 +48,12 @@ class Column:
     @property
     def space(self):
         return space_of(self.kind, self.size)
+
+    def without_task_augmentation(self):
+        """The column in which data augmentation is all: its results have a folder of their own."""
+        if not self.task_augmentation:
+            return self
+        return replace(self, name=f"{self.name}-da", task_augmentation=False)
 
     def facts(self):
         """All settings, for a run's config."""

@@ -15,7 +15,7 @@ from pose_estimation.runs import load
 from pose_estimation.scoring import SAMPLES
 
 PICTURED = ("nearest", "maml", "niw-maml", "cr", "niw-cr", "niw-cr-rank", "anp", "niw-anp")
-TITLES = {"azimuth": "Azimuths", "rotation": "Rotations", "position": "Positions among distractors"}
+TITLES = {"vector": "azimuths", "quaternion": "rotations", "position": "positions among distractors"}
 
 
 def report(folder):
@@ -28,7 +28,9 @@ def report(folder):
         by_row.setdefault(method, []).append(run)
     column = Column(**next(iter(runs.values())).record["config"]["column"])
     results = [table(column, by_row), LEGEND, differences(column, by_row), *plots(folder, column, by_row, views)]
-    title = f"Few-shot pose estimation: {TITLES[column.name].lower()}"
+    title = f"Few-shot pose estimation: {TITLES[column.kind]}"
+    if column.name.endswith("-da"):
+        title += ", without task augmentation"
     return page(
         folder, title, [part for part in results if part], setup(column, by_row, (folder / "settings.json").exists())
     )
@@ -67,12 +69,12 @@ of the target's density among those of {SAMPLES} samples. Minutes are of one tra
 DIFFERENCES = """\
 With NIW minus without, on the same tasks with the same seeds, and 95% intervals over both; bold where clear of 0."""
 SETUP = """\
-`python benchmarks/pose.py --columns {name}`. Views are {size} pixels wide, of {objects}; training has {batches} batches
-of {meta_batch} tasks for every row, with {augmented}, as in Gao et al. (2022). A batch of training has 3 to {shots}
-shots, test tasks {shots}, and all tasks {queries} queries; {test_tasks} tasks of either test are the same for all rows
-and seeds. All rows have the same convolutional encoder, and are trained on the queries' Gaussian negative
-log-likelihood by Adam with a cosine schedule. Predictions are Gaussians, or mixtures of them, over what networks are
-given; densities are per {density}, of directions by the projected normal."""
+`python benchmarks/pose.py --columns {options}`. Views are {size} pixels wide, of {objects}; training has
+{batches} batches of {meta_batch} tasks for every row, with {augmented}, as in Gao et al. (2022). A batch of training
+has 3 to {shots} shots, test tasks {shots}, and all tasks {queries} queries; {test_tasks} tasks of either test are the
+same for all rows and seeds. All rows have the same convolutional encoder, with He's initial weights, and are trained on
+the queries' Gaussian negative log-likelihood by Adam with a cosine schedule. Predictions are Gaussians, or mixtures of
+them, over what networks are given; densities are per {density}, of directions by the projected normal."""
 SEARCHED = """\
 Every row had four settings searched on validation tasks, after a quarter of the training: the lowest error won."""
 DETAILS = """\
@@ -149,7 +151,11 @@ def setup(column, by_row, is_searched):
     rows = [[ROWS[method].title, f"`{json.dumps(settings)}`"] for method, settings in chosen_settings(by_row)]
     machines = sorted({run.record["machine"] for runs in by_row.values() for run in runs})
     searched = SEARCHED if is_searched else "The settings were not searched."
-    text = SETUP.format(**vars(column), augmented=augmented, objects=objects, density=column.space.density)
+    name, shortened, _ = column.name.partition("-da")
+    options = f"{name} --no-task-augmentation" if shortened else name
+    text = SETUP.format(
+        **vars(column), options=options, augmented=augmented, objects=objects, density=column.space.density
+    )
     text = "\n\n".join([text, searched, DETAILS, f"Machine: {'; '.join(machines)}."])
     return f"{text}\n\n{lines_of(['', 'settings'], rows)}" if rows else text
 

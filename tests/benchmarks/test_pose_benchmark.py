@@ -262,6 +262,16 @@ def test_training_is_augmented_as_in_the_paper_and_tests_are_the_same_for_all_se
         assert one.test[0].x.shape[0] == one.cross[0].x.shape[0] == 4
 
 
+def test_without_task_augmentation_results_have_a_folder_of_their_own(tmp_path, monkeypatch):
+    line = "--methods", "nearest", "--columns", "azimuth", "position"
+    call(monkeypatch, tmp_path, *line, "--no-task-augmentation")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["azimuth-da", "position"]
+    text = (tmp_path / "azimuth-da" / "README.md").read_text()
+    assert text.startswith("# Few-shot pose estimation: azimuths, without task augmentation\n")
+    assert "--columns azimuth --no-task-augmentation`" in text
+    assert not tasksets_of(tiny("azimuth").without_task_augmentation(), 0).train.targets
+
+
 def test_validation_leaves_training_s_random_numbers_alone():
     column = tiny("azimuth")
     tasksets, run = tasksets_of(column, 0), Training(built(column, "niw-cr"), column, 1e-3)
