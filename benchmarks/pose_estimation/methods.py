@@ -81,34 +81,22 @@ class Inferred(Plain):
     * **components** (int, *optional*, default=1) - Of a mixture of NIWs, each with an encoder of its own.
     * **responsibilities** (str, *optional*, default='evidence') - As of `BatchedEpisodes`.
     * **random** (str, *optional*, default='last') - Or 'all', of one component.
-    * **steps, samples, temperature, prior_std** - Inner steps, posterior samples, and of `NIW`.
     """
 
-    def __init__(
-        self,
-        column,
-        head,
-        inner_lr,
-        components=1,
-        responsibilities="evidence",
-        random="last",
-        steps=3,
-        samples=10,
-        temperature=1e-4,
-        prior_std=0.05,
-    ):
+    STEPS, SAMPLES = 3, 10  # inner steps, and posterior samples of a prediction
+    OPTIONS = {"second_order": "none", "temperature": 1e-4, "prior_precision": 0.05**-2}  # those of heads on images
+
+    def __init__(self, column, head, inner_lr, components=1, responsibilities="evidence", random="last"):
         if random == "last":
             self.trunk, models = networks(column, head, components, inner=True)
         else:
             self.trunk, models = None, [whole_network(column, head)]
-        options = {"second_order": "none", "temperature": temperature, "prior_precision": prior_std**-2}
-        self.niw = NIW(models if components > 1 else models[0], inner_lr, random=is_weight, **options)
-        self.steps, self.samples = steps, samples
+        self.niw = NIW(models if components > 1 else models[0], inner_lr, random=is_weight, **self.OPTIONS)
         self._finish(responsibilities)
 
     def _finish(self, responsibilities="evidence"):
         self.module = nn.ModuleList([self.niw] if self.trunk is None else [self.trunk, self.niw])
-        self.episodes = BatchedEpisodes(self.niw, support_loss, query_loss, self.steps, responsibilities)
+        self.episodes = BatchedEpisodes(self.niw, support_loss, query_loss, self.STEPS, responsibilities)
 
     def groups(self, lr):
         parts = self.niw.components if hasattr(self.niw, "components") else [self.niw]
@@ -138,8 +126,8 @@ class Inferred(Plain):
     @torch.no_grad()
     def predict(self, tasks):
         support, query = self.features(tasks)
-        post = self.episodes.posterior((support, tasks.y), elbo_steps=self.steps)
-        return components_of(post.predict(support, tasks.y, query, samples=self.samples, vectorize=True))
+        post = self.episodes.posterior((support, tasks.y), elbo_steps=self.STEPS)
+        return components_of(post.predict(support, tasks.y, query, samples=self.SAMPLES, vectorize=True))
 
 
 class Ranked(Inferred):
@@ -154,13 +142,13 @@ class Ranked(Inferred):
 
     * **column, head** - As of `Plain`.
     * **kl_weight** (float) - Of the support's evidence.
-    * **rank, steps** - Directions, and Gauss-Newton steps.
     """
 
-    def __init__(self, column, head, kl_weight, rank=8, steps=2):
+    STEPS, RANK = 2, 8  # Gauss-Newton steps, and directions
+
+    def __init__(self, column, head, kl_weight):
         self.trunk, (model,) = networks(column, head, inner=True)
-        self.niw = NIW(model, lr=1.0, rank=rank, random=is_weight, kl_weight=kl_weight)
-        self.steps = steps
+        self.niw = NIW(model, lr=1.0, rank=self.RANK, random=is_weight, kl_weight=kl_weight)
         self._finish()
 
     def groups(self, lr):
@@ -183,16 +171,16 @@ class Adapted(Plain):
 
     * **column** (Column) - Of the tasks.
     * **wrap** (callable) - From a model to MAML or NIW.
-    * **steps** (int, *optional*, default=5) - Inner steps.
-    * **samples** (int, *optional*, default=10) - Posterior samples, of NIW.
     """
 
-    def __init__(self, column, wrap, steps=5, samples=10):
-        self.module, self.steps, self.samples = wrap(whole_network(column, "linear")), steps, samples
+    STEPS, SAMPLES = 5, 10  # inner steps, and posterior samples of NIW's predictions
+
+    def __init__(self, column, wrap):
+        self.module = wrap(whole_network(column, "linear"))
 
     def adapted(self, x, y, test=False):
         learner = self.module.clone(first_order=test or None)
-        for _ in range(self.steps):
+        for _ in range(self.STEPS):
             learner.adapt(squared_loss(learner, x, y))
         return learner
 
@@ -210,9 +198,9 @@ class Adapted(Plain):
 
     def predict_one(self, x, y, x_query):
         if isinstance(self.module, NIW):
-            post = self.module.posterior(lambda network: squared_loss(network, x, y), self.steps)
+            post = self.module.posterior(lambda network: squared_loss(network, x, y), self.STEPS)
             with torch.no_grad():
-                return components_of(post.predict(x, y, x_query, samples=self.samples))
+                return components_of(post.predict(x, y, x_query, samples=self.SAMPLES))
         with torch.enable_grad():
             learner = self.adapted(x, y, test=True)
         with torch.no_grad():

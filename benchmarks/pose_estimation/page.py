@@ -79,11 +79,12 @@ SEARCHED = """\
 Every row had four settings searched on validation tasks, after a quarter of the training: the lowest error won."""
 DETAILS = """\
 C+R is Bayesian ridge regression, whose mean is the paper's ridge head with a learned regulariser. With NIW the
-encoder's last layer and the head are random, in MAML's place all weights. Posteriors of heads are inferred from the
-prior's mode, those in MAML's place by the inner steps of training, and predictions average ten posterior samples; rows
-with rank have Gauss-Newton steps on the last layers and the linearised predictive, and the mixture has an encoder per
-component. With FCL under NIW the contrastive penalty is that of the common network. The nearest view's standard
-deviation is what the support's views are off when each is predicted from the nearest of the others."""
+encoder's last layer and the head are random, in MAML's place and where a row says so all weights. Posteriors of heads
+are inferred from the prior's mode, those in MAML's place by the inner steps of training, and predictions average ten
+posterior samples; rows with rank have Gauss-Newton steps on the last layers and the linearised predictive, and the
+mixture has an encoder per component. With FCL under NIW the contrastive penalty is that of the common network. The
+nearest view's standard deviation is what the support's views are off when each is predicted from the nearest of the
+others."""
 
 
 def paired(runs, baselines, what, split):

@@ -66,6 +66,10 @@ def ranked(title, head, baseline):
     )
 
 
+def all_random(column, inner_lr):
+    return Inferred(column, "ridge", inner_lr, random="all")
+
+
 def mixture(column, responsibilities):
     return Inferred(column, "ridge", INNER[0], components=2, responsibilities=responsibilities)
 
@@ -77,6 +81,7 @@ ROWS = {
     "niw-maml": Row("NIW in MAML's place", niw_for_maml, two_by_two("inner_lr", STEPS), "maml"),
     "niw-maml-rank": ranked("linear", "linear", "maml"),
     **with_and_without("cr", "C+R", "ridge"),
+    "niw-cr-all": Row("NIW, C+R, all weights", all_random, two_by_two("inner_lr", (1e-3, 1e-4)), "cr"),
     "niw-cr-rank": ranked("C+R", "ridge", "cr"),
     "niw-cr-mixture": Row(
         "NIW, C+R, 2 components", mixture, two_by_two("responsibilities", ("evidence", "uniform")), "cr"
