@@ -7,7 +7,7 @@ and functional contrastive learning, each without and with NIW, a mixture of NIW
     python benchmarks/pose.py --tune --jobs 2            # search settings, on validation tasks: four for every row
     python benchmarks/pose.py --jobs 2                   # train and score every row, with three seeds
     python benchmarks/pose.py --columns azimuth --methods cr niw-cr
-    python benchmarks/pose.py --no-task-augmentation     # neural processes need far fewer tasks so
+    python benchmarks/pose.py --augmentation none        # which small budgets are better off with
     python benchmarks/pose.py --report                   # tables and plots of what has been run
     python benchmarks/pose.py --quick                    # small images of simple shapes, in a minute or two
 
@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pose_estimation.columns import COLUMNS, objects
+from pose_estimation.columns import AUGMENTATIONS, COLUMNS, objects
 from pose_estimation.page import report
 from pose_estimation.rows import ROWS
 from pose_estimation.runs import Job, execute, pack, packed
@@ -48,7 +48,7 @@ QUICK |= {"shots": 5, "queries": 4, "primitives": True}
 def column_of(name, args):
     """A column with the budget of the command line."""
     column = replace(COLUMNS[name], **QUICK) if args.quick else COLUMNS[name]
-    column = column.without_task_augmentation() if args.no_task_augmentation else column
+    column = column.augmented(args.augmentation)
     return column if args.batches is None else replace(column, batches=args.batches)
 
 
@@ -101,8 +101,8 @@ def in_processes(jobs, args):
         command = [sys.executable, __file__, "--job", "/".join(map(str, job)), "--results", str(args.results)]
         for name, value in (("--data", args.data), ("--batches", args.batches)):
             command += [name, str(value)] if value is not None else []
-        for name in ("tune", "quick", "no_task_augmentation"):
-            command += [f"--{name.replace('_', '-')}"] if getattr(args, name) else []
+        command += ["--augmentation", args.augmentation]
+        command += [flag for flag, given in (("--tune", args.tune), ("--quick", args.quick)) if given]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         return f"{' '.join(command)} failed:\n{done.stderr}" if done.returncode else None
@@ -141,7 +141,9 @@ def parser():
     found.add_argument("--seeds", type=int, nargs="+", help="of initial weights and training tasks: 0 1 2")
     found.add_argument("--tune", action="store_true", help="search settings instead")
     found.add_argument("--batches", type=int, help="of every training; by default the column's")
-    found.add_argument("--no-task-augmentation", action="store_true", help="results are in folders that end in -da")
+    found.add_argument("--augmentation", choices=list(AUGMENTATIONS), default="paper",
+                       help="of training: as the paper has it, of images alone, or none; the latter two have folders "
+                            "of their own")  # fmt: skip
     found.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one thread")
     found.add_argument("--data", help="folder of the furniture's folder, or the variable L2L_NIW_DATA")
     found.add_argument("--results", type=Path, help="where results are written")

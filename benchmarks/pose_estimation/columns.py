@@ -14,6 +14,7 @@ from l2l_niw.data.pose import (
 )
 from pose_estimation.spaces import space_of
 
+AUGMENTATIONS = {"paper": (None, ""), "data": (True, "da"), "none": (False, "plain")}  # of images alone, of nothing
 SPLITS = ("intra", "cross")  # test objects of training categories, and of others
 
 
@@ -25,7 +26,8 @@ class Column:
 
     * `kind` - Of the targets.
     * `channels`, `size` - Of an image.
-    * `task_augmentation` - Whether training tasks have an offset of their own; images are augmented in any case.
+    * `task_augmentation`, `data_augmentation` - Whether training tasks have an offset of their own, and whether their
+        images are changed at random.
     * `batches` - Of `meta_batch` tasks.
     * `validations`, `validation_tasks`, `test_tasks` - Rounds, and tasks of a round and of either test.
     * `primitives` - Whether objects are shapes that need no file.
@@ -36,6 +38,7 @@ class Column:
     channels: int = 1
     size: int = 64
     task_augmentation: bool = True
+    data_augmentation: bool = True
     batches: int = 1400
     meta_batch: int = 5
     validations: int = 10
@@ -49,11 +52,12 @@ class Column:
     def space(self):
         return space_of(self.kind, self.size)
 
-    def without_task_augmentation(self):
-        """The column in which data augmentation is all: its results have a folder of their own."""
-        if not self.task_augmentation:
+    def augmented(self, how):
+        """The same tasks with less augmentation, one of `AUGMENTATIONS`: results have a folder of their own."""
+        data, suffix = AUGMENTATIONS[how]
+        if data is None or (data and not self.task_augmentation):
             return self
-        return replace(self, name=f"{self.name}-da", task_augmentation=False)
+        return replace(self, name=f"{self.name}-{suffix}", task_augmentation=False, data_augmentation=data)
 
     def facts(self):
         """All settings, for a run's config."""
@@ -75,7 +79,7 @@ def objects(root, small):
 def tasksets_of(column, seed, root=None):
     """
     Tasksets of a column, as Gao et al. train and test: with task and data augmentation, domain randomisation for
-    rotations, and without task augmentation for positions. Tests of all seeds have the same tasks.
+    rotations, and without task augmentation for positions, unless the column has less. Tests are the same for all.
     """
     shared = {"shots": (3, column.shots), "queries": column.queries, "size": column.size, "seed": seed}
     shared["test_tasks"] = max(column.validation_tasks, column.test_tasks)
@@ -86,4 +90,5 @@ def tasksets_of(column, seed, root=None):
         found = rotation_tasksets(meshes, randomised=True, **shared)
     else:
         found = position_tasksets(meshes, **shared)
-    return found._replace(train=AugmentedTaskset(found.train, targets=column.task_augmentation, seed=seed))
+    train = AugmentedTaskset(found.train, column.data_augmentation, column.task_augmentation, seed)
+    return found._replace(train=train)

@@ -29,8 +29,7 @@ def report(folder):
     column = Column(**next(iter(runs.values())).record["config"]["column"])
     results = [table(column, by_row), LEGEND, differences(column, by_row), *plots(folder, column, by_row, views)]
     title = f"Few-shot pose estimation: {TITLES[column.kind]}"
-    if column.name.endswith("-da"):
-        title += ", without task augmentation"
+    title += {"da": ", without task augmentation", "plain": ", without augmentation"}.get(suffix_of(column), "")
     return page(
         folder, title, [part for part in results if part], setup(column, by_row, (folder / "settings.json").exists())
     )
@@ -70,7 +69,7 @@ DIFFERENCES = """\
 With NIW minus without, on the same tasks with the same seeds, and 95% intervals over both; bold where clear of 0."""
 SETUP = """\
 `python benchmarks/pose.py --columns {options}`. Views are {size} pixels wide, of {objects}; training has
-{batches} batches of {meta_batch} tasks for every row, with {augmented}, as in Gao et al. (2022). A batch of training
+{batches} batches of {meta_batch} tasks for every row, with {augmented}, Gao et al.'s (2022). A batch of training
 has 3 to {shots} shots, test tasks {shots}, and all tasks {queries} queries; {test_tasks} tasks of either test are the
 same for all rows and seeds. All rows have the same convolutional encoder, with He's initial weights, and are trained on
 the queries' Gaussian negative log-likelihood by Adam with a cosine schedule. Predictions are Gaussians, or mixtures of
@@ -145,20 +144,26 @@ def plots(folder, column, by_row, views):
 
 def setup(column, by_row, is_searched):
     """How the results were made."""
-    augmented = "data and task augmentation" if column.task_augmentation else "data augmentation"
+    parts = [part for part in ("data", "task") if getattr(column, f"{part}_augmentation")]
+    augmented = f"{' and '.join(parts) or 'no'} augmentation"
     if column.kind == "quaternion":
         augmented += ", and domain randomisation"
     objects = "primitives" if column.primitives else "screened furniture"
     rows = [[ROWS[method].title, f"`{json.dumps(settings)}`"] for method, settings in chosen_settings(by_row)]
     machines = sorted({run.record["machine"] for runs in by_row.values() for run in runs})
     searched = SEARCHED if is_searched else "The settings were not searched."
-    name, shortened, _ = column.name.partition("-da")
-    options = f"{name} --no-task-augmentation" if shortened else name
+    options = column.name.partition("-")[0]
+    options += {"da": " --augmentation data", "plain": " --augmentation none"}.get(suffix_of(column), "")
     text = SETUP.format(
         **vars(column), options=options, augmented=augmented, objects=objects, density=column.space.density
     )
     text = "\n\n".join([text, searched, DETAILS, f"Machine: {'; '.join(machines)}."])
     return f"{text}\n\n{lines_of(['', 'settings'], rows)}" if rows else text
+
+
+def suffix_of(column):
+    """What augmentation is left out, by the folder's name."""
+    return column.name.partition("-")[2]
 
 
 def chosen_settings(by_row):

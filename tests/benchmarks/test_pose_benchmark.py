@@ -264,14 +264,18 @@ def test_training_is_augmented_as_in_the_paper_and_tests_are_the_same_for_all_se
         assert one.test[0].x.shape[0] == one.cross[0].x.shape[0] == 4
 
 
-def test_without_task_augmentation_results_have_a_folder_of_their_own(tmp_path, monkeypatch):
-    line = "--methods", "nearest", "--columns", "azimuth", "position"
-    call(monkeypatch, tmp_path, *line, "--no-task-augmentation")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["azimuth-da", "position"]
-    text = (tmp_path / "azimuth-da" / "README.md").read_text()
-    assert text.startswith("# Few-shot pose estimation: azimuths, without task augmentation\n")
-    assert "--columns azimuth --no-task-augmentation`" in text
-    assert not tasksets_of(tiny("azimuth").without_task_augmentation(), 0).train.targets
+@pytest.mark.parametrize(
+    ("how", "suffix", "left_out"), [("data", "da", "task augmentation"), ("none", "plain", "augmentation")]
+)
+def test_with_less_augmentation_results_have_a_folder_of_their_own(how, suffix, left_out, tmp_path, monkeypatch):
+    call(monkeypatch, tmp_path, "--methods", "nearest", "--columns", "azimuth", "position", "--augmentation", how)
+    position = "position" if how == "data" else "position-plain"  # positions have no task augmentation anyway
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"azimuth-{suffix}", position]
+    text = (tmp_path / f"azimuth-{suffix}" / "README.md").read_text()
+    assert text.startswith(f"# Few-shot pose estimation: azimuths, without {left_out}\n")
+    assert f"--columns azimuth --augmentation {how}`" in text
+    train = tasksets_of(tiny("azimuth").augmented(how), 0).train
+    assert (train.images, train.targets) == (how == "data", False)
 
 
 def test_validation_leaves_training_s_random_numbers_alone():
