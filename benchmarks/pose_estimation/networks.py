@@ -28,18 +28,6 @@ def head_of(name, targets, inner=False):
     return LeaveOneOut(head) if inner and name not in SPEAKS else head
 
 
-def encoder_of(column):
-    """
-    The benchmark's encoder with He's initial weights: with torch's own, features of different views differ by
-    0.005, and a head takes thousands of batches to see that they do.
-    """
-    encoder = PoseEncoder(FEATURES, column.channels, column.size)
-    for layer in encoder.children():
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        nn.init.zeros_(layer.bias)
-    return encoder
-
-
 class Trunk(nn.Module):
     """
     **Description**
@@ -81,7 +69,7 @@ class Part(nn.Module):
 
 def networks(column, head, count=1, inner=False):
     """A trunk, and `count` models of its features: an encoder's last layer and a head."""
-    trunk = Trunk([encoder_of(column) for _ in range(count)])
+    trunk = Trunk([PoseEncoder(FEATURES, column.channels, column.size) for _ in range(count)])
     width, models = trunk.tops[0].in_features, []
     for k, top in enumerate(trunk.tops):
         backbone = nn.Sequential(Part(k * width, width), top)
@@ -91,4 +79,5 @@ def networks(column, head, count=1, inner=False):
 
 def whole_network(column, head):
     """The same as one model, from images to poses."""
-    return EpisodicModel(encoder_of(column), head_of(head, column.space.width, inner=True))
+    encoder = PoseEncoder(FEATURES, column.channels, column.size)
+    return EpisodicModel(encoder, head_of(head, column.space.width, inner=True))

@@ -69,11 +69,11 @@ DIFFERENCES = """\
 With NIW minus without, on the same tasks with the same seeds, and 95% intervals over both; bold where clear of 0."""
 SETUP = """\
 `python benchmarks/pose.py --columns {options}`. Views are {size} pixels wide, of {objects}; training has
-{batches} batches of {meta_batch} tasks for every row, with {augmented}, Gao et al.'s (2022). A batch of training
-has 3 to {shots} shots, test tasks {shots}, and all tasks {queries} queries; {test_tasks} tasks of either test are the
-same for all rows and seeds. All rows have the same convolutional encoder, with He's initial weights, and are trained on
-the queries' Gaussian negative log-likelihood by Adam with a cosine schedule. Predictions are Gaussians, or mixtures of
-them, over what networks are given; densities are per {density}, of directions by the projected normal."""
+{batches} batches of {meta_batch} tasks for every row, with {augmented}. A batch of training has 3
+to {shots} shots, test tasks {shots}, and all tasks {queries} queries; {test_tasks} tasks of either test are the same
+for all rows and seeds. All rows have the same convolutional encoder, and are trained on the queries' Gaussian negative
+log-likelihood by Adam with a cosine schedule. Predictions are Gaussians, or mixtures of them, over what networks are
+given; densities are per {density}, of directions by the projected normal."""
 SEARCHED = """\
 Every row had four settings searched on validation tasks, after a quarter of the training: the lowest error won."""
 DETAILS = """\
@@ -145,7 +145,7 @@ def plots(folder, column, by_row, views):
 def setup(column, by_row, is_searched):
     """How the results were made."""
     parts = [part for part in ("data", "task") if getattr(column, f"{part}_augmentation")]
-    augmented = f"{' and '.join(parts) or 'no'} augmentation"
+    augmented = f"{' and '.join(parts)} augmentation, Gao et al.'s (2022)" if parts else "no augmentation"
     if column.kind == "quaternion":
         augmented += ", and domain randomisation"
     objects = "primitives" if column.primitives else "screened furniture"
