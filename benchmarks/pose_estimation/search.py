@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from l2l_niw.errors import NIWError
+from l2l_niw.errors import LossError, NIWError
 from l2l_niw.utils._files import make_folder, read_json, write
 from pose_estimation.rows import ROWS
 from pose_estimation.runs import Job, trained
@@ -29,10 +29,8 @@ def run_trial(results, column, method, index, root=None):
     try:
         *_, log, seconds = trained(job, folder, root)
         found = {"error": log[-1]["error"], "nll": log[-1]["nll"], "seconds": seconds}
-    except (NIWError, RuntimeError) as error:
-        if isinstance(error, (FileNotFoundError, ValueError)):
-            raise
-        found = {"error": None, "failure": str(error).splitlines()[0]}  # one that diverges is a trial too
+    except LossError as error:  # a setting that diverges is one of the row's trials too
+        found = {"error": None, "failure": str(error).splitlines()[0]}
     make_folder(folder)
     write(folder / "trial.json", json.dumps({"config": job.config(), **found}, indent=1) + "\n")
 

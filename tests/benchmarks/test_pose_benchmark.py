@@ -22,7 +22,7 @@ from pose_estimation.scoring import SAMPLES, calibration, score, score_batch
 from pose_estimation.spaces import Components
 from pose_estimation.training import Training
 
-from l2l_niw.errors import ArgumentError, DataError, LossError
+from l2l_niw.errors import ArgumentError, CheckpointError, DataError, LossError
 from l2l_niw.heads import LeaveOneOut
 from l2l_niw.heads.predictions import GaussianMixture
 
@@ -245,6 +245,16 @@ def test_the_search_keeps_the_setting_with_the_lowest_validation_error(tmp_path,
     assert len(tried) == 4  # trials that are there are not run again
     call(monkeypatch, tmp_path, "--columns", "azimuth", "--methods", "cr", "--seeds", "3")
     assert json.loads((folder / "runs" / "cr-3" / "config.json").read_text())["settings"] == {"lr": 0.0005}
+
+
+def test_a_trial_that_failed_for_another_reason_is_none(tmp_path, monkeypatch):
+    def trained(job, folder, root):
+        raise CheckpointError("checkpoint.pt cannot be read.")
+
+    monkeypatch.setattr(search, "trained", trained)
+    with pytest.raises(CheckpointError):
+        call(monkeypatch, tmp_path, "--tune", "--columns", "azimuth", "--methods", "cr")
+    assert not list(tmp_path.glob("**/trial.json"))
 
 
 def test_every_row_has_four_settings_or_none():
