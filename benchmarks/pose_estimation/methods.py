@@ -127,7 +127,8 @@ class Inferred(Plain):
     def predict(self, tasks):
         support, query = self.features(tasks)
         post = self.episodes.posterior((support, tasks.y), elbo_steps=self.STEPS)
-        return components_of(post.predict(support, tasks.y, query, samples=self.SAMPLES, vectorize=True))
+        vectorize = self.trunk is not None or None  # convolutions are faster one by one
+        return components_of(post.predict(support, tasks.y, query, samples=self.SAMPLES, vectorize=vectorize))
 
 
 class Ranked(Inferred):
