@@ -2,6 +2,7 @@
 
 from l2l_niw.heads.base import Head
 from l2l_niw.heads.feat import FEAT
+from l2l_niw.heads.functional_contrast import FunctionalContrast
 from l2l_niw.heads.leave_one_out import LeaveOneOut
 from l2l_niw.heads.linear import Linear
 from l2l_niw.heads.metaqda import MetaQDA
@@ -15,6 +16,7 @@ __all__ = [
     "CNP",
     "FEAT",
     "BayesianRidge",
+    "FunctionalContrast",
     "Head",
     "LeaveOneOut",
     "Linear",

@@ -11,6 +11,7 @@ from l2l_niw.metrics.conformal import (
     prediction_interval,
     prediction_sets,
 )
+from l2l_niw.metrics.directional import density_rank, projected_normal
 from l2l_niw.metrics.open_set import auroc, entropy, fpr_at_95, max_probability, mutual_information
 from l2l_niw.metrics.pose import angular_error, pixel_distance, quaternion_distance, rotation_error
 from l2l_niw.metrics.regression import quantile, r_ece, reliability
@@ -26,6 +27,7 @@ __all__ = [
     "cdf_scores",
     "conformal_threshold",
     "coverage",
+    "density_rank",
     "entropy",
     "excess_aurc",
     "fpr_at_95",
@@ -38,6 +40,7 @@ __all__ = [
     "plot_risk_coverage",
     "prediction_interval",
     "prediction_sets",
+    "projected_normal",
     "quantile",
     "quaternion_distance",
     "r_ece",

@@ -6,7 +6,18 @@ import torch
 from torch import nn
 
 from l2l_niw import NIW, EpisodicModel
-from l2l_niw.heads import ANP, CNP, FEAT, BayesianRidge, Linear, MetaQDA, NearestCentroid, Ridge, RidgeMixture
+from l2l_niw.heads import (
+    ANP,
+    CNP,
+    FEAT,
+    BayesianRidge,
+    FunctionalContrast,
+    Linear,
+    MetaQDA,
+    NearestCentroid,
+    Ridge,
+    RidgeMixture,
+)
 from l2l_niw.models import MLP
 
 INPUTS, FEATURES = 5, 8
@@ -31,6 +42,8 @@ HEADS = {
     "cnp-latent-bayesian": lambda: CNP(FEATURES, 2, width=8, aggregate="bayesian", latent=True, deterministic=False),
     "anp": lambda: ANP(FEATURES, 2, width=8, heads=2),
     "anp-deep": lambda: ANP(FEATURES, 2, width=8, heads=4, self_layers=1, cross_layers=1, latent=False),
+    "cnp-contrast": lambda: FunctionalContrast(CNP(FEATURES, 2, width=8, aggregate="max")),
+    "anp-contrast": lambda: FunctionalContrast(ANP(FEATURES, 2, width=8, heads=2, latent=False), weight=0.5),
 }
 CLASSIFIERS = [name for name in HEADS if HEADS[name]().task == "classification"]
 METHODS = ["plain", "maml", "niw", "niw-ggn"]

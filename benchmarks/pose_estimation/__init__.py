@@ -1,0 +1,1 @@
+"""What `benchmarks/pose.py` runs: tasks, methods, training, scores and the page."""
