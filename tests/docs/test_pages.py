@@ -14,7 +14,8 @@ SOURCES = {
     "swap": ["swap/README.md"],
     "images": ["images/cifarfs-5-1/README.md"],
     "images_small": [
-        f"small_images/{name}/README.md" for name in ("cifarfs-5-1", "cifarfs-5-5", "cifarfs-5-5-rank", "omniglot-20-1")
+        f"small_images/{name}/README.md"
+        for name in ("cifarfs-5-1", "cifarfs-5-5", "omniglot-20-1", "cifarfs-5-1-rank", "cifarfs-5-5-rank")
     ],
     "sine_line": ["sine_line/README.md", "sine_line_study/README.md"],
     "heads": ["heads.md"],
