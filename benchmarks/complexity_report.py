@@ -127,7 +127,8 @@ def plot(found, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    networks = [n for n in NETWORKS if any(f"time/{n}/niw-1" in cells for cells in found.values())]
+    steps = [n for n in NETWORKS if n not in HIDDEN]  # of pretrained transformers one number of steps is measured
+    networks = [n for n in steps if any(f"time/{n}/niw-5" in cells for cells in found.values())]
     if not networks:
         return None
     figure, axes = plt.subplots(2, len(networks), figsize=(3.2 * len(networks), 6), squeeze=False)
