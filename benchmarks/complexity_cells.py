@@ -81,6 +81,7 @@ NETWORKS = {
 }  # fmt: skip
 HIDDEN = {"dinov2": (65, 384), "minilm": (16, 384)}  # tokens that a transformer's last block takes, which are on disk
 STEPS = (1, 3, 5)
+OF_PARTS = ("niw-block-5", "niw-adapters-5", "niw-adapters-all-5")
 METHODS = [
     "protonet",
     *(f"{m}-{k}" for m in ("maml", "higher", "fo-maml") for k in STEPS),
@@ -91,17 +92,15 @@ METHODS = [
     *(f"niw-rank-{k}" for k in (1, 3, 5)),
     *(f"niw-rank-last-{k}" for k in (1, 3, 50)),
     "niw-rank-batch-3",
-    "niw-block-5",
-    "niw-adapters-5",
-    "niw-adapters-all-5",
+    *OF_PARTS,
 ]
-OF_TRANSFORMERS = ("protonet", "fo-maml-5", "maml-5", "niw-5", *METHODS[-3:])
+OF_TRANSFORMERS = ("protonet", "fo-maml-5", "maml-5", "niw-5", *OF_PARTS)
 ADAPTERS = ["*lora_*", "out.*"]  # what is random, with the linear layer
 
 
 def methods_of(network, methods):
     """Of these methods those that a network is measured with: blocks and adapters are of pretrained transformers."""
-    return [m for m in methods if (m in OF_TRANSFORMERS if network in HIDDEN else m not in METHODS[-3:])]
+    return [m for m in methods if (m in OF_TRANSFORMERS if network in HIDDEN else m not in OF_PARTS)]
 
 
 BATCH = {"sine-line": 32}  # episodes of a batched row; 2 where not said

@@ -26,8 +26,8 @@ def main(dataset="cifarfs", ways=5, shots=1, iterations=1000, data=None, out="pr
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cifarfs", help="omniglot, cifarfs, fc100, ... (default: cifarfs)")
-    parser.add_argument("--ways", type=int, default=5, help="classes a task (default: 5)")
-    parser.add_argument("--shots", type=int, default=1, help="support images of a class (default: 1)")
+    parser.add_argument("--ways", type=int, default=5, help="classes per task (default: 5)")
+    parser.add_argument("--shots", type=int, default=1, help="support images per class (default: 1)")
     parser.add_argument("--iterations", type=int, default=1000, help="batches of training (default: 1000)")
     parser.add_argument("--data", help="folder of the data, or the variable L2L_NIW_DATA")
     parser.add_argument("--out", default="protonet_vs_niw", help="folder of the results")
